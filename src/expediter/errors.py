@@ -1,0 +1,100 @@
+"""Every way Expediter fails.
+
+    ExpediterError
+    +-- ConfigError              the operator can fix it
+    +-- RequestError             the caller can fix it             4xx
+    |   +-- PromptTooLong
+    |   +-- UnknownModel
+    |   +-- UnsupportedParameter
+    |   +-- Unauthorized
+    |   +-- RequestRejected      admission said no; retry_after    429
+    +-- ClusterError             the fleet failed a valid request  5xx
+    |   +-- WorkerUnavailable    nobody can take it now
+    |   +-- WorkerLost           the worker that had it is gone
+    +-- ModelLoadError           a checkpoint cannot be used
+
+An exception means "failed"; "not now" is `None`. Status codes live here and nowhere else.
+"""
+
+
+class ExpediterError(Exception):
+    """The root: catch it to catch all of ours."""
+
+    status = 500
+    kind = "internal_error"
+
+
+class ConfigError(ExpediterError):
+    """A configuration value is wrong; the message says where and what is allowed."""
+
+    kind = "config_error"
+
+
+class ModelLoadError(ExpediterError):
+    """A model's files cannot be read or describe an architecture we do not run."""
+
+    kind = "model_load_error"
+
+
+class RequestError(ExpediterError):
+    """The request is at fault. `param` names the field, as OpenAI's errors do."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """Prompt and output together do not fit the model's context or the worker's memory."""
+
+
+class UnsupportedParameter(RequestError):
+    """A parameter has a value outside what is allowed."""
+
+
+class UnknownModel(RequestError):
+    """No worker serves the model."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class RequestRejected(RequestError):
+    """Admission refused a request it could not serve in time."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ClusterError(ExpediterError):
+    """The request was valid and the fleet could not serve it."""
+
+    status = 502
+    kind = "server_error"
+
+
+class WorkerUnavailable(ClusterError):
+    """No worker is ready to take the request."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+class WorkerLost(ClusterError):
+    """The worker that was serving the request went away."""
+
+    kind = "worker_lost"

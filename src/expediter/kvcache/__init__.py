@@ -1,0 +1,1 @@
+"""Which blocks of KV memory hold which prefix."""

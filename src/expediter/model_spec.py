@@ -1,0 +1,30 @@
+"""The facts of a model that decide the size of its KV cache.
+
+Every layer keeps one key and one value vector per KV head per token, so
+bytes per token = 2 * layers * KV heads * head size * bytes per element.
+"""
+
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """`dtype` is the KV cache's element type, a key of `DTYPE_BYTES`."""
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str = "float16"
+    max_model_len: int = 8192
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV one token occupies over all layers and heads."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes of KV that `num_tokens` tokens occupy."""
+        return num_tokens * self.kv_bytes_per_token

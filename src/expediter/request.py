@@ -1,0 +1,106 @@
+"""What a caller asks of a worker, and what the worker says back.
+
+A request is a row of tokens and the rules to extend it. Everything else here either names
+what changes its KV (adapter, salt, images) or how to pick the next token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the first two are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is picked and when to stop. Field names and meanings are vLLM's.
+
+    `temperature` 0 is greedy. `top_k` 0 keeps every token. `num_logprobs` None returns none,
+    0 only the sampled token's, n also the n likeliest.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiModalItem:
+    """An image or audio clip in the prompt: tokens [offset, offset + num_tokens) stand for it."""
+
+    content_hash: str
+    offset: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to extend.
+
+    Live prompts carry token ids. Simulated ones carry `block_hashes` instead: the names of
+    every full block of prompt and output at the worker's block size, with `num_prompt_tokens`
+    saying how long the prompt is; `prompt_token_ids` is then empty.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    arrival_time: float = 0.0
+    priority: int = 0  # smaller runs first, as in vLLM
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    multimodal: tuple[MultiModalItem, ...] = ()
+    block_hashes: Sequence[bytes] | None = None
+    num_prompt_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_prompt_tokens < 0:
+            object.__setattr__(self, "num_prompt_tokens", len(self.prompt_token_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token and its log probability (natural log) under the model, before temperature."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the likeliest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """One new token. `logprobs` holds the sampled token first, then the likeliest ones."""
+
+    token_id: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one step gave one request. The last one carries `finish_reason`."""
+
+    request_id: RequestId
+    tokens: Sequence[SampledToken]
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop token that ended it, if one did

@@ -1,0 +1,1 @@
+"""Which tokens one worker computes next."""

@@ -1,0 +1,61 @@
+"""What the scheduler asks of a model, and what it gets back.
+
+A step is a list of chunks: for each request, some tokens whose KV is still to compute. A
+prefill chunk and a decode differ only in how many. The records are plain data with no link
+to the scheduler's state, so an executor may live in another thread or another process.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from expediter.request import RequestId, SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledChunk:
+    """Tokens [num_computed_tokens, num_computed_tokens + num_new_tokens) of one request.
+
+    `token_ids` holds just those tokens (empty in simulation). Token i's KV lives in slot
+    i % block_size of block `block_ids[i // block_size]`. `samples` is true when the chunk
+    reaches the last known token, so its logits give the next one. `output_token_ids` is what
+    the request generated so far, for penalties, `min_tokens` and seeds.
+    """
+
+    request_id: RequestId
+    token_ids: Sequence[int]
+    num_new_tokens: int
+    num_computed_tokens: int
+    block_ids: Sequence[int]
+    samples: bool
+    sampling: SamplingParams
+    output_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOutput:
+    """One step. `max_steps` decode steps may run before anything could change; 1 with prefill."""
+
+    chunks: Sequence[ScheduledChunk]
+    num_new_tokens: int
+    max_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutput:
+    """The tokens sampled for each request whose chunk `samples`: one a step that ran."""
+
+    tokens: Mapping[RequestId, Sequence[SampledToken]]
+    num_steps: int = 1
+
+
+class Executor(Protocol):
+    """Runs steps: the model, or a simulation of its timing."""
+
+    async def execute(self, output: SchedulerOutput) -> ModelOutput:
+        """Compute the chunks; runs at least one and at most `output.max_steps` steps."""
+        ...
+
+    async def close(self) -> None:
+        """Release the model; nothing may be executed afterwards."""
+        ...
