@@ -18,7 +18,7 @@ class Section(
     """What all sections share: immutable, keyword-only, strict."""
 
 
-class KVCacheConfig(Section):
+class KVCacheConfig(Section, frozen=True, kw_only=True):
     """`capacity_bytes` is one worker's KV memory; `num_blocks`, when given, overrides it."""
 
     block_size: Positive = 16  # tokens
@@ -28,7 +28,7 @@ class KVCacheConfig(Section):
     num_blocks: Positive | None = None
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(Section, frozen=True, kw_only=True):
     """`policy` orders the waiting queue; `max_batched_tokens` is the budget of one step."""
 
     policy: Literal["fcfs", "longest-prefix", "prefix-quotas", "priority"] = "fcfs"
@@ -39,7 +39,7 @@ class SchedulerConfig(Section):
     num_priority_groups: Positive = 10  # Preble's P
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True, kw_only=True):
     """`dtype` and `device` "auto" take what is fastest on this machine."""
 
     model: str = ""
@@ -50,7 +50,7 @@ class EngineConfig(Section):
     seed: int = 0
 
 
-class WorkerConfig(Section):
+class WorkerConfig(Section, frozen=True, kw_only=True):
     """One worker's HTTP server. `kv_events` and `kv_replay` are ZeroMQ endpoints to bind."""
 
     worker_id: str = "worker-0"
@@ -65,7 +65,7 @@ class WorkerConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
 
 
-class RoutingConfig(Section):
+class RoutingConfig(Section, frozen=True, kw_only=True):
     """`load_weight` is lambda and `max_imbalance` epsilon of the cache-aware rule."""
 
     policy: Literal["cache-aware", "round-robin", "random", "least-loaded"] = "cache-aware"
@@ -74,7 +74,7 @@ class RoutingConfig(Section):
     block_size: Positive = 16  # tokens in a block of the router's own index
 
 
-class WorkerEndpoint(Section):
+class WorkerEndpoint(Section, frozen=True, kw_only=True):
     """A worker as the gateway sees it; without `kv_events` its cache is assumed from placements."""
 
     url: str
@@ -83,7 +83,7 @@ class WorkerEndpoint(Section):
     kv_replay: str | None = None
 
 
-class GatewayConfig(Section):
+class GatewayConfig(Section, frozen=True, kw_only=True):
     """The front door. Time-outs are seconds and count silence, not total time."""
 
     host: str = "127.0.0.1"
