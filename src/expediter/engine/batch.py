@@ -1,0 +1,174 @@
+"""One step's chunks as flat tensors.
+
+All tokens of a step form one row of tokens, so every matrix product runs once for everybody;
+only attention looks at requests one by one. Decodes (chunks of one token) come first, sorted
+by context and cut into groups that attend together, padded to the group's longest; prefill
+chunks follow, each alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from expediter.engine.kv_store import KVLayout
+from expediter.scheduling.output import ScheduledChunk
+
+MAX_GROUP_BLOCKS = 2048  # blocks gathered for one group of decodes, padding included
+MAX_GROUP_SPREAD = 1.25  # longest context over shortest in a group, beyond a few blocks
+_FREE_SPREAD_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGroup:
+    """Decodes that attend together: `rows` of the step, each with `num_slots` gathered slots.
+
+    `pieces` names rows of the layer's pool, [K or V, request, head, block] flattened;
+    `mask` [request, 1, num_slots] is minus infinity past each request's own context.
+    """
+
+    rows: slice
+    num_slots: int
+    pieces: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Several tokens of one request; `num_context` tokens are before them."""
+
+    rows: slice
+    num_context: int
+    num_slots: int
+    pieces: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """A step. `slots` [token, K heads then V heads] says where each token's KV is written."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    decodes: list[DecodeGroup]
+    prefills: list[PrefillChunk]
+    sample_rows: torch.Tensor
+    sampling: list[ScheduledChunk]  # chunk i's next token comes from sample row i
+
+
+class BatchBuilder:
+    """Turns chunks into a `ForwardBatch` for one pool."""
+
+    def __init__(self, layout: KVLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._device = device
+        runs = torch.arange(2 * layout.num_kv_heads)
+        self._run_pieces = (runs * layout.num_blocks).view(2, 1, -1, 1)
+        self._run_slots = runs * (layout.num_blocks * layout.block_size)
+
+    def build(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
+        """The step's tensors; chunks keep no order, `sampling` says whose rows are whose."""
+        groups = list(_grouped(chunks))
+        prefills = [chunk for chunk in chunks if chunk.num_new_tokens > 1]
+        ordered = [chunk for group in groups for chunk in group] + prefills
+        ends = _running_total(ordered)
+        starts = dict(zip(map(id, ordered), [0, *ends], strict=False))
+        sampling = [chunk for chunk in ordered if chunk.samples]
+        last = [starts[id(chunk)] + chunk.num_new_tokens - 1 for chunk in sampling]
+        token_ids = [token for chunk in ordered for token in chunk.token_ids]
+        positions = torch.cat([_positions(chunk) for chunk in ordered])
+        return ForwardBatch(
+            token_ids=self._on_device(torch.tensor(token_ids)),
+            positions=self._on_device(positions),
+            slots=self._on_device(self._slots(ordered)),
+            decodes=[self._decode_group(group, starts[id(group[0])]) for group in groups],
+            prefills=[self._prefill(chunk, starts[id(chunk)]) for chunk in prefills],
+            sample_rows=self._on_device(torch.tensor(last, dtype=torch.int64)),
+            sampling=sampling,
+        )
+
+    def _slots(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
+        size = self._layout.block_size
+        slots = []
+        for chunk in chunks:
+            positions = _positions(chunk)
+            blocks = torch.tensor(chunk.block_ids)[positions // size]
+            slots.append(blocks * size + positions % size)
+        return torch.cat(slots)[:, None] + self._run_slots
+
+    def _decode_group(self, chunks: Sequence[ScheduledChunk], start: int) -> DecodeGroup:
+        num_blocks = max(map(self._num_blocks, chunks))
+        num_slots = num_blocks * self._layout.block_size
+        # Padding names block 0: its values are finite, and masked.
+        table = torch.zeros(len(chunks), num_blocks, dtype=torch.int64)
+        for row, chunk in enumerate(chunks):
+            used = self._num_blocks(chunk)
+            table[row, :used] = torch.tensor(chunk.block_ids[:used])
+        lengths = torch.tensor([_context(chunk) for chunk in chunks])
+        mask = torch.zeros(len(chunks), 1, num_slots, dtype=self._dtype)
+        mask[torch.arange(num_slots) >= lengths[:, None, None]] = -torch.inf
+        return DecodeGroup(
+            rows=slice(start, start + len(chunks)),
+            num_slots=num_slots,
+            pieces=self._pieces(table),
+            mask=self._on_device(mask),
+        )
+
+    def _prefill(self, chunk: ScheduledChunk, start: int) -> PrefillChunk:
+        used = self._num_blocks(chunk)
+        table = torch.tensor(chunk.block_ids[:used])[None]
+        return PrefillChunk(
+            rows=slice(start, start + chunk.num_new_tokens),
+            num_context=chunk.num_computed_tokens,
+            num_slots=used * self._layout.block_size,
+            pieces=self._pieces(table),
+        )
+
+    def _pieces(self, table: torch.Tensor) -> torch.Tensor:
+        """[request, block] ids to pool rows, ordered K or V, request, head, block."""
+        pieces = self._run_pieces + table[None, :, None, :]
+        return self._on_device(pieces.flatten())
+
+    def _num_blocks(self, chunk: ScheduledChunk) -> int:
+        return -(-_context(chunk) // self._layout.block_size)
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _context(chunk: ScheduledChunk) -> int:
+    return chunk.num_computed_tokens + chunk.num_new_tokens
+
+
+def _positions(chunk: ScheduledChunk) -> torch.Tensor:
+    return torch.arange(chunk.num_computed_tokens, _context(chunk))
+
+
+def _running_total(chunks: Sequence[ScheduledChunk]) -> list[int]:
+    total, ends = 0, []
+    for chunk in chunks:
+        total += chunk.num_new_tokens
+        ends.append(total)
+    return ends
+
+
+def _grouped(chunks: Sequence[ScheduledChunk]) -> Iterator[list[ScheduledChunk]]:
+    """Decodes by context, cut where padding or size would cost more than another group."""
+    decodes = sorted((c for c in chunks if c.num_new_tokens == 1), key=_context)
+    group: list[ScheduledChunk] = []
+    for chunk in decodes:
+        if group and _is_apart(group, chunk):
+            yield group
+            group = []
+        group.append(chunk)
+    if group:
+        yield group
+
+
+def _is_apart(group: Sequence[ScheduledChunk], chunk: ScheduledChunk) -> bool:
+    shortest = len(group[0].block_ids)
+    blocks = len(chunk.block_ids)
+    if blocks * (len(group) + 1) > MAX_GROUP_BLOCKS:
+        return True
+    return blocks > shortest * MAX_GROUP_SPREAD + _FREE_SPREAD_BLOCKS

@@ -1,0 +1,58 @@
+"""The decoder: a step's tokens in, the next token's logits out.
+
+Every token of a step goes through every layer together; `attention.attend` alone knows that
+they belong to different requests. A layer first writes its new keys and values into the
+pool, then attends over the pool, so cached, chunked and fresh context are one case.
+"""
+
+import math
+
+import torch
+from torch.nn import functional
+
+from expediter.engine.architecture import ModelConfig
+from expediter.engine.attention import attend
+from expediter.engine.batch import ForwardBatch
+from expediter.engine.kv_store import KVStore
+from expediter.engine.rope import Rope, rotate_in_place
+from expediter.engine.weights import ModelWeights
+
+
+class LlamaModel:
+    """Weights and positions; the KV pool is the caller's."""
+
+    def __init__(self, config: ModelConfig, *, weights: ModelWeights, rope: Rope) -> None:
+        self._config = config
+        self._weights = weights
+        self._rope = rope
+        # See `_normalize`: the epsilon under the root, for a sum in place of a mean.
+        epsilon = math.sqrt(config.hidden_size * config.rms_eps)
+        self._epsilon = torch.full((), epsilon).to(weights.embedding)
+        self.vocab_size = config.vocab_size
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+
+    def forward(self, batch: ForwardBatch, store: KVStore) -> torch.Tensor:
+        """Logits [sample row, vocabulary]; writes the KV of every token of the batch."""
+        hidden = functional.embedding(batch.token_ids, self._weights.embedding)
+        rotation = self._rope.tables(batch.positions, hidden.dtype)
+        config = self._config
+        num_rotated = config.num_heads + config.num_kv_heads
+        by_kv_head = (config.num_kv_heads, config.num_queries_per_kv)
+        for index, layer in enumerate(self._weights.layers):
+            heads = layer.qkv(self._normalize(hidden)).unflatten(1, (-1, config.head_size))
+            rotate_in_place(heads[:, :num_rotated], *rotation)
+            store.slots[index][batch.slots] = heads[:, config.num_heads :]
+            query = heads[:, : config.num_heads].unflatten(1, by_kv_head)
+            attended = attend(query, store.pieces[index], batch)
+            hidden += layer.attention_output(attended.flatten(1))
+            gate, up = layer.gate_up(self._normalize(hidden)).chunk(2, -1)
+            hidden += layer.down(functional.silu(gate).mul_(up))
+        if not batch.sampling:
+            return hidden.new_empty(0, config.vocab_size)
+        return self._weights.head(self._normalize(hidden[batch.sample_rows]))
+
+    def _normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """x / sqrt(sum(x^2) + n eps): RMSNorm less its gain and sqrt(n), which weights hold."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return hidden / torch.hypot(length, self._epsilon)
