@@ -4,12 +4,17 @@ Each constructor gets its own section and never the root. Keys are kebab-case in
 unknown keys are errors that name their path. This is the only file that reads the environment.
 """
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class Section(
@@ -55,23 +60,30 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
 
     worker_id: str = "worker-0"
     host: str = "127.0.0.1"
-    port: int = 8001
+    port: Port = 8001
     served_model_name: str | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
-    shutdown_seconds: float = 10.0  # how long running requests may take to finish
+    shutdown_seconds: Seconds = 10.0  # how long running requests may take to finish
     engine: EngineConfig = EngineConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 
 
 class RoutingConfig(Section, frozen=True, kw_only=True):
-    """`load_weight` is lambda and `max_imbalance` epsilon of the cache-aware rule."""
+    """`load_weight` is lambda and `max_imbalance` epsilon of the cache-aware rule.
+
+    `slack_tokens` is outstanding work that never counts as overload. The `assumed` settings
+    bound what is taken to be cached at a worker that publishes no KV events.
+    """
 
     policy: Literal["cache-aware", "round-robin", "random", "least-loaded"] = "cache-aware"
-    load_weight: float = 0.0  # matched tokens that one token of load outweighs
-    max_imbalance: float = 0.2
-    block_size: Positive = 16  # tokens in a block of the router's own index
+    load_weight: NotNegative = 0.0  # matched tokens that one token of load outweighs
+    max_imbalance: NotNegative = 0.2
+    slack_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1024
+    block_size: Positive = 16  # tokens in a block, until a worker's events tell its own
+    assumed_blocks: Positive = 65536  # a worker
+    assumed_seconds: Seconds = 600.0
 
 
 class WorkerEndpoint(Section, frozen=True, kw_only=True):
@@ -87,13 +99,60 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """The front door. Time-outs are seconds and count silence, not total time."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     tokenizer: str | None = None  # folder or GGUF file; without it routing sees text, not tokens
     max_body_bytes: Positive = 32 * 1024 * 1024
     max_header_bytes: Positive = 64 * 1024
-    connect_seconds: float = 5.0
-    first_byte_seconds: float = 600.0
-    idle_seconds: float = 300.0
-    health_interval_seconds: float = 1.0
+    connect_seconds: Seconds = 5.0
+    first_byte_seconds: Seconds = 600.0
+    idle_seconds: Seconds = 300.0
+    header_seconds: Seconds = 30.0  # from a request's first byte to the end of its head
+    keep_alive_seconds: Seconds = 75.0  # a client's connection without a request
+    shutdown_seconds: Seconds = 10.0  # how long requests in flight may take to finish
+    health_interval_seconds: Seconds = 1.0
     workers: tuple[WorkerEndpoint, ...] = ()
     routing: RoutingConfig = RoutingConfig()
+
+
+class FleetConfig(Section, frozen=True, kw_only=True):
+    """What `expediter up` runs: workers made from `[worker]`, and how it looks after them.
+
+    A worker that dies is started again after `restart_seconds`, doubled each time up to
+    `max_restart_seconds` and forgotten once it has stayed up that long.
+    """
+
+    num_workers: Positive = 3
+    start_seconds: Seconds = 300.0  # until every process answers
+    stop_seconds: Seconds = 15.0  # from SIGTERM to SIGKILL
+    restart_seconds: Seconds = 0.5
+    max_restart_seconds: Seconds = 30.0
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole file. `up` reads all of it, `worker` and `serve` their own section."""
+
+    fleet: FleetConfig = FleetConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    worker: WorkerConfig = WorkerConfig()
+
+
+ENV_PREFIX = "EXPEDITER_"
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment; only the command line asks for it."""
+    return os.environ
+
+
+def child_environment(environ: Mapping[str, str], **defaults: str) -> dict[str, str]:
+    """`environ` for a process that gets its settings in a file: ours dropped, `defaults` added."""
+    inherited = {k: v for k, v in environ.items() if not k.startswith(ENV_PREFIX)}
+    return defaults | inherited
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where fetched models are kept: EXPEDITER_CACHE, else `expediter` in the user's cache."""
+    if chosen := environ.get("EXPEDITER_CACHE"):
+        return Path(chosen)
+    home = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "expediter"
