@@ -11,6 +11,8 @@
     +-- ClusterError             the fleet failed a valid request  5xx
     |   +-- WorkerUnavailable    nobody can take it now
     |   +-- WorkerLost           the worker that had it is gone
+    |   |   +-- WorkerRefused    it never had it: no connection could be made
+    |   +-- WorkerSilent         the worker said nothing for too long   504
     +-- ModelLoadError           a checkpoint cannot be used
 
 An exception means "failed"; "not now" is `None`. Status codes live here and nowhere else.
@@ -98,3 +100,14 @@ class WorkerLost(ClusterError):
     """The worker that was serving the request went away."""
 
     kind = "worker_lost"
+
+
+class WorkerRefused(WorkerLost):
+    """No connection to the worker could be made, so the request was certainly not executed."""
+
+
+class WorkerSilent(ClusterError):
+    """The worker accepted the request and then said nothing for longer than allowed."""
+
+    status = 504
+    kind = "timeout_error"

@@ -1,0 +1,115 @@
+"""How the cluster reaches a worker, and where the worker's answer goes.
+
+The answer's bytes do not pass through the dispatcher: they go from the worker's client straight
+into a sink that the front door hands down. What comes back up is only when the first byte came
+and how it ended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from expediter.routing.view import Choice
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardedRequest:
+    """A request on its way to a worker. `headers` holds end-to-end ones, without any length."""
+
+    method: bytes
+    target: bytes
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+
+class BodyKind(Enum):
+    """How the end of a response's body can be told."""
+
+    NONE = "none"
+    LENGTH = "length"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until-close"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """Status line and headers as the worker sent them; `length` is set for `BodyKind.LENGTH`."""
+
+    status: int
+    reason: bytes
+    headers: Sequence[Header]
+    body: BodyKind
+    length: int = 0
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, by its lower-case name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class FlowControl(Protocol):
+    """Lets the sink hold back a worker that answers faster than the client reads."""
+
+    def pause_reading(self) -> None:
+        """Take no more bytes from the worker for now."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        ...
+
+
+class ResponseSink(Protocol):
+    """Takes one answer: `placed` for each try, then `start`, any number of `write`, `end`."""
+
+    def placed(self, choice: Choice) -> None:
+        """This worker is about to be tried."""
+        ...
+
+    def start(self, head: ResponseHead, flow: FlowControl) -> bool:
+        """The head is there. True asks for a chunked body as it came, framing included."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Some of the body."""
+        ...
+
+    def end(self) -> None:
+        """The body is complete."""
+        ...
+
+
+class Exchange(Protocol):
+    """An answer whose first byte has arrived."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status the worker answered with."""
+        ...
+
+    async def ended(self) -> None:
+        """Returns after the sink's `end`; raises WorkerLost or WorkerSilent if it never comes."""
+        ...
+
+
+class WorkerClient(Protocol):
+    """One worker as seen from here. Cancelling a call gives its request up at the worker."""
+
+    async def send(self, request: ForwardedRequest, sink: ResponseSink) -> Exchange:
+        """Returns at the first byte of the body, or at the head if there is no body.
+
+        Raises WorkerRefused if the worker was not reached, WorkerLost or WorkerSilent if it
+        was and did not answer; nothing has been written to the sink then.
+        """
+        ...
+
+    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
+        """Status and body of a GET; raises as `send` does."""
+        ...
+
+    def close(self) -> None:
+        """Drop every connection."""
+        ...

@@ -1,0 +1,88 @@
+"""Which worker gets a request: the contract, and the policies that ignore caches."""
+
+import random
+from collections.abc import Iterable
+from typing import Protocol
+
+from expediter.load import WorkerId
+from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
+
+
+class RoutingPolicy(Protocol):
+    """Chooses among a view's workers. May remember its choices; changes nothing else."""
+
+    def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:
+        """The worker for the request, which is always one of the view's."""
+        ...
+
+
+class Turns:
+    """Breaks ties fairly: the worker whose turn was longest ago is next."""
+
+    def __init__(self) -> None:
+        self._last_turn: dict[WorkerId, int] = {}
+        self._num_turns = 0
+
+    def waited_longest(self, workers: Iterable[WorkerView]) -> WorkerView:
+        """The worker least recently taken; the first of those never taken."""
+        return min(workers, key=lambda worker: self._last_turn.get(worker.worker_id, 0))
+
+    def take(self, worker_id: WorkerId) -> None:
+        """It was this worker's turn."""
+        self._num_turns += 1
+        self._last_turn[worker_id] = self._num_turns
+
+
+class Random:
+    """Every worker is as likely as any other."""
+
+    def __init__(self, *, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
+        """Any worker."""
+        return _choice(self._rng.choice(view.workers), view, reason="random")
+
+
+class RoundRobin:
+    """Workers take turns."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
+        """The worker whose turn was longest ago."""
+        worker = self._turns.waited_longest(view.workers)
+        self._turns.take(worker.worker_id)
+        return _choice(worker, view, reason="round-robin")
+
+
+class LeastLoaded:
+    """The least outstanding work; equals take turns."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
+        """The worker with the fewest tokens of work outstanding."""
+        least = min(worker.load_tokens for worker in view.workers)
+        idlest = [worker for worker in view.workers if worker.load_tokens == least]
+        worker = self._turns.waited_longest(idlest)
+        self._turns.take(worker.worker_id)
+        scores = {worker.worker_id: -worker.load_tokens for worker in view.workers}
+        return _choice(worker, view, reason="least-loaded", scores=scores)
+
+
+def _choice(
+    worker: WorkerView,
+    view: ClusterView,
+    *,
+    reason: str,
+    scores: dict[WorkerId, float] | None = None,
+) -> Choice:
+    return Choice(
+        worker_id=worker.worker_id,
+        matched_tokens=view.matched_tokens(worker.worker_id),
+        reason=reason,
+        scores=scores or {},
+    )

@@ -1,0 +1,241 @@
+"""Who holds which prefix.
+
+Each key maps to the set of workers that hold its block, as the bits of one integer. An engine
+evicts a prefix's tail before its head, so a worker that holds a block holds all before it;
+the longest match is then found by bisection, for all workers at once: halve the prompt, split
+the workers into those that hold the middle block and those that do not, and go on in both.
+A hole in a worker's chain costs a wrong prediction, nothing else.
+
+Two sources, kept apart: what workers' events say they hold, and what is assumed from
+placements. For a worker with events an assumption only bridges the time until they arrive.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from expediter.clock import Clock
+from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from expediter.load import WorkerId
+from expediter.routing.assumed import AssumedBlocks
+from expediter.routing.prompt import (
+    BlockKey,
+    Prompt,
+    chain_keys,
+    pack_extra,
+    pack_tokens,
+    token_seed,
+)
+
+_Holders = dict[BlockKey, int]
+
+
+@dataclass(slots=True)
+class _Table:
+    """The blocks of one size: for each key, the workers that hold it as a bit mask."""
+
+    held: _Holders = field(default_factory=dict)
+    assumed: _Holders = field(default_factory=dict)
+
+    def holders(self, key: BlockKey) -> int:
+        return self.held.get(key, 0) | self.assumed.get(key, 0)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`key_of` translates the engine's own block hashes; only what is held is in it."""
+
+    worker_id: WorkerId
+    bit: int
+    block_size: int
+    table: _Table
+    assumed: AssumedBlocks
+    key_of: dict[bytes, BlockKey] = field(default_factory=dict)
+
+
+class PrefixIndex:
+    """Matches a prompt against every worker's cache. All changes come through its methods."""
+
+    def __init__(self, *, clock: Clock, block_size: int, assumed_capacity: int) -> None:
+        """`block_size` holds until a worker's events say otherwise."""
+        self._clock = clock
+        self._block_size = block_size
+        self._assumed_capacity = assumed_capacity
+        self._tables: dict[int, _Table] = {}
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._slots: list[_Worker | None] = []
+        self.num_unknown_parents = 0
+
+    def add_worker(self, worker_id: WorkerId) -> None:
+        """Make room for a worker, with nothing cached; adding one again changes nothing."""
+        if worker_id in self._workers:
+            return
+        slot = next((i for i, taken in enumerate(self._slots) if taken is None), len(self._slots))
+        table, bit = self._table(self._block_size), 1 << slot
+        assumed = self._assumed_blocks(table.assumed, bit)
+        worker = _Worker(worker_id, bit, self._block_size, table, assumed)
+        self._workers[worker_id] = worker
+        self._slots[slot : slot + 1] = [worker]
+
+    def remove_worker(self, worker_id: WorkerId) -> None:
+        """Forget a worker and all it holds."""
+        self.clear(worker_id)
+        worker = self._workers.pop(worker_id)
+        self._slots[self._slots.index(worker)] = None
+
+    def clear(self, worker_id: WorkerId) -> None:
+        """The worker holds nothing any more, or nothing that is known."""
+        worker = self._workers[worker_id]
+        for key in worker.key_of.values():
+            _unset(worker.table.held, key, worker.bit)
+        worker.key_of.clear()
+        worker.assumed.clear()
+
+    def apply(self, worker_id: WorkerId, event: KVCacheEvent) -> None:
+        """Take in one event of a worker's cache; events must come in order."""
+        worker = self._workers[worker_id]
+        match event:
+            case BlockStored():
+                self._store(worker, event)
+            case BlockRemoved(block_hashes=block_hashes):
+                _remove(worker, block_hashes)
+            case AllBlocksCleared():
+                self.clear(worker_id)
+
+    def assume(self, worker_id: WorkerId, prompt: Prompt, *, seconds: float) -> None:
+        """Take the prompt to be in the worker's cache for some time, whatever events say."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        now = self._clock()
+        worker.assumed.expire(now)
+        worker.assumed.put(prompt.keys(worker.block_size), expires_at=now + seconds)
+
+    def expire(self) -> None:
+        """Drop assumptions that are too old."""
+        now = self._clock()
+        for worker in self._workers.values():
+            worker.assumed.expire(now)
+
+    def match(self, prompt: Prompt) -> dict[WorkerId, int]:
+        """How many of the prompt's first tokens each worker holds; those with none are left out.
+
+        An engine computes at least the last token, so a whole prompt never matches.
+        """
+        matched: dict[WorkerId, int] = {}
+        for block_size, table in self._tables.items():
+            keys = prompt.keys(block_size)
+            num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // block_size)
+            for mask, num_blocks in _longest(table, keys, num_usable):
+                for worker in self._in_mask(mask):
+                    matched[worker.worker_id] = num_blocks * block_size
+        return matched
+
+    def num_blocks(self, worker_id: WorkerId) -> int:
+        """How many blocks the worker's events say it holds."""
+        return len(self._workers[worker_id].key_of)
+
+    def num_assumed_blocks(self, worker_id: WorkerId) -> int:
+        """How many blocks it is assumed to hold."""
+        return len(self._workers[worker_id].assumed)
+
+    def _store(self, worker: _Worker, event: BlockStored) -> None:
+        if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
+            return
+        parent = token_seed(event.lora_name)
+        if event.parent_block_hash is not None:
+            known = worker.key_of.get(event.parent_block_hash)
+            if known is None:
+                self.num_unknown_parents += 1
+                return
+            parent = known
+        keys = chain_keys(
+            pack_tokens(event.token_ids),
+            block_size=event.block_size,
+            parent=parent,
+            extras=_packed_extras(event),
+        )
+        held, bit = worker.table.held, worker.bit
+        for block_hash, key in zip(event.block_hashes, keys, strict=False):
+            worker.key_of[block_hash] = key
+            held[key] = held.get(key, 0) | bit
+
+    def _resize(self, worker: _Worker, block_size: int) -> bool:
+        """Follow the worker to another block size; False for a block that is not a full one."""
+        if worker.key_of and block_size < worker.block_size:
+            return False
+        self.clear(worker.worker_id)
+        worker.block_size = block_size
+        worker.table = self._table(block_size)
+        worker.assumed = self._assumed_blocks(worker.table.assumed, worker.bit)
+        return True
+
+    def _table(self, block_size: int) -> _Table:
+        return self._tables.setdefault(block_size, _Table())
+
+    def _assumed_blocks(self, table: _Holders, bit: int) -> AssumedBlocks:
+        return AssumedBlocks(
+            capacity=self._assumed_capacity,
+            added=lambda key: table.__setitem__(key, table.get(key, 0) | bit),
+            dropped=lambda key: _unset(table, key, bit),
+        )
+
+    def _in_mask(self, mask: int) -> Iterator[_Worker]:
+        while mask:
+            lowest = mask & -mask
+            mask ^= lowest
+            worker = self._slots[lowest.bit_length() - 1]
+            assert worker is not None
+            yield worker
+
+
+def _longest(table: _Table, keys: list[BlockKey], num_usable: int) -> list[tuple[int, int]]:
+    """Split the workers that hold the first key by how many keys they hold in a row."""
+    if num_usable == 0:
+        return []
+    found = []
+    todo = [(1, num_usable, table.holders(keys[0]))]
+    while todo:
+        low, high, mask = todo.pop()  # these workers hold `low` keys, and at most `high`
+        while low < high and mask:
+            middle = (low + high + 1) // 2
+            having = mask & table.holders(keys[middle - 1])
+            if having != mask:
+                if having:
+                    todo.append((middle, high, having))
+                mask ^= having
+                high = middle - 1
+            else:
+                low = middle
+        if mask:
+            found.append((mask, low))
+    return found
+
+
+def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
+    for block_hash in block_hashes:
+        key = worker.key_of.pop(block_hash, None)
+        if key is not None:
+            _unset(worker.table.held, key, worker.bit)
+            worker.assumed.discard(key)
+
+
+def _unset(holders: _Holders, key: BlockKey, bit: int) -> None:
+    mask = holders.get(key, 0) & ~bit
+    if mask:
+        holders[key] = mask
+    else:
+        holders.pop(key, None)
+
+
+def _packed_extras(event: BlockStored) -> list[bytes]:
+    """Each block's extra keys but the adapter's name, which the chain's seed already carries."""
+    extras = event.extra_keys
+    if not extras or not any(extras):
+        return []
+    packed = []
+    for extra in extras:
+        entries = list(extra or ())
+        if entries and event.lora_name is not None and entries[0] == event.lora_name:
+            del entries[0]
+        packed.append(pack_extra(entries))
+    return packed

@@ -1,0 +1,109 @@
+"""Names for the blocks of a prompt, as the router sees them.
+
+An engine names blocks with hashes and seeds of its own, so the router never compares those:
+it hashes the tokens themselves, and each key covers its parent's. One key therefore names a
+whole prefix, and the same prefix has the same key whichever engine told of it.
+
+Keys are xxh3-128: fast, and a collision costs one badly placed request, never a leak.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+import msgspec
+import xxhash
+
+BlockKey = NewType("BlockKey", bytes)
+"""16 bytes that name a block and, through its parents, everything before it."""
+
+BYTES_PER_TOKEN = 4  # a token id is a 32-bit integer; text counts four UTF-8 bytes as a token
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prompt:
+    """What routing compares: a row of tokens, or text where no tokenizer is known.
+
+    `seed` keeps apart what no token shows: tokens from text, one adapter from another.
+    `first_extra` is what else names the first block (a cache salt), packed by `pack_extra`.
+    """
+
+    data: bytes
+    seed: BlockKey
+    is_text: bool
+    first_extra: bytes = b""
+    _keys: dict[int, list[BlockKey]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt's length; an estimate for text."""
+        return -(-len(self.data) // BYTES_PER_TOKEN)
+
+    def keys(self, block_size: int) -> list[BlockKey]:
+        """The keys of every full block, computed once for each block size."""
+        keys = self._keys.get(block_size)
+        if keys is None:
+            keys = chain_keys(
+                self.data,
+                block_size=block_size,
+                parent=self.seed,
+                extras=(self.first_extra,) if self.first_extra else (),
+            )
+            self._keys[block_size] = keys
+        return keys
+
+
+def token_prompt(
+    token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
+) -> Prompt:
+    """A prompt of token ids; adapter and salt make it a different one."""
+    return Prompt(
+        data=pack_tokens(token_ids),
+        seed=token_seed(lora_name),
+        is_text=False,
+        first_extra=pack_extra((cache_salt,)) if cache_salt else b"",
+    )
+
+
+def text_prompt(text: str, *, cache_salt: str | None = None) -> Prompt:
+    """A prompt of which only the text is known; it matches text prompts only."""
+    return Prompt(
+        data=text.encode("utf-8", "surrogatepass"),
+        seed=BlockKey(xxhash.xxh3_128_digest(b"text")),
+        is_text=True,
+        first_extra=pack_extra((cache_salt,)) if cache_salt else b"",
+    )
+
+
+def token_seed(lora_name: str | None) -> BlockKey:
+    """The parent of a first block, which says whose adapter computed the KV."""
+    return BlockKey(xxhash.xxh3_128_digest(b"tokens\0" + (lora_name or "").encode()))
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Four bytes a token; ids outside 32 bits raise OverflowError."""
+    return array("I", token_ids).tobytes()
+
+
+def pack_extra(extra: Sequence[object]) -> bytes:
+    """What besides tokens names a block, as bytes; nothing packs to nothing."""
+    return msgspec.msgpack.encode(list(extra)) if extra else b""
+
+
+def chain_keys(
+    data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
+) -> list[BlockKey]:
+    """The keys of the full blocks in `data` after `parent`; `extras` belong to the first ones."""
+    digest = xxhash.xxh3_128_digest
+    num_bytes = block_size * BYTES_PER_TOKEN
+    keys: list[BlockKey] = []
+    # Blocks have one length, so what follows a block's tokens cannot be taken for tokens.
+    for index, extra in enumerate(extras[: len(data) // num_bytes]):
+        start = index * num_bytes
+        parent = BlockKey(digest(parent + data[start : start + num_bytes] + extra))
+        keys.append(parent)
+    for end in range((len(keys) + 1) * num_bytes, len(data) + 1, num_bytes):
+        parent = BlockKey(digest(parent + data[end - num_bytes : end]))
+        keys.append(parent)
+    return keys

@@ -1,0 +1,59 @@
+"""What a policy sees: the request, the workers that may take it, and how much each has cached.
+
+A policy never sees a worker itself. The match is made once and handed over with the view.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from expediter.load import WorkerId
+from expediter.routing.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest:
+    """The facts of a request that placement may use; `prompt` is None where there is none.
+
+    `max_output_tokens` is the caller's limit, if given.
+    """
+
+    request_id: str
+    model: str | None = None
+    prompt: Prompt | None = None
+    max_output_tokens: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt's length in tokens; an estimate where only text is known."""
+        return self.prompt.num_tokens if self.prompt is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A worker that may be chosen. `load_tokens` is work given to it and not yet done."""
+
+    worker_id: WorkerId
+    load_tokens: float = 0.0
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """The candidates, never empty, and the prompt tokens that each already holds."""
+
+    workers: Sequence[WorkerView]
+    matched: Mapping[WorkerId, int] = field(default_factory=dict)
+
+    def matched_tokens(self, worker_id: WorkerId) -> int:
+        """How many of the prompt's first tokens the worker holds."""
+        return self.matched.get(worker_id, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A worker for a request, and why. `scores` has every candidate's; more is better."""
+
+    worker_id: WorkerId
+    matched_tokens: int
+    reason: str
+    scores: Mapping[WorkerId, float] = field(default_factory=dict)
