@@ -24,15 +24,21 @@ _PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?", re.DOTALL
 
 
 def load_config(
-    path: Path | None, *, environ: Mapping[str, str], overrides: Iterable[str] = ()
+    path: Path | None,
+    *,
+    environ: Mapping[str, str],
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Defaults, then `path`, then `environ`, then `overrides` (`section.key=value`).
+    """Defaults, then `path`, `environ`, `overrides` (`section.key=value`), `flags` (plain values).
 
     Raises ConfigError that names the key and says what it may be.
     """
     tree = _read(path) if path is not None else {}
     for keys, text in [*_from_environment(environ), *map(_from_override, overrides)]:
         _put(tree, keys, _value(text))
+    for name, value in (flags or {}).items():
+        _put(tree, name.split("."), value)
     return check(tree, source=str(path) if path is not None else "")
 
 

@@ -1,0 +1,5 @@
+"""`python -m expediter` is `expediter`."""
+
+from expediter.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""A gateway and its workers as processes of one machine, kept running."""

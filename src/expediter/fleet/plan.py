@@ -1,0 +1,122 @@
+"""From one config to the processes of a fleet: who listens where, told what.
+
+Everything a process is told goes into its own TOML file in the fleet's runtime folder, next
+to its log and its ZeroMQ sockets. The folder is private to the user and goes with the fleet.
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from expediter.config import Config, WorkerConfig, WorkerEndpoint
+from expediter.errors import ConfigError
+from expediter.fleet.process import ProcessSpec
+from expediter.settings import to_toml
+
+# Workers share the cores: one that waits for work must not spin on a core that another needs.
+# gguf and tokenizers would start a thread pool a process that nothing here uses.
+THREAD_DEFAULTS = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def plan_workers(config: Config, *, folder: Path) -> list[WorkerConfig]:
+    """`config.worker` once for each worker, with its own name, port and sockets."""
+    first = config.worker.port or config.gateway.port + 1
+    taken = {config.gateway.port}
+    workers = []
+    for number in range(config.fleet.num_workers):
+        port = _free_port(config.worker.host, first, taken)
+        taken.add(port)
+        name = f"worker-{number}"
+        sockets = {"kv_events": f"{name}.events", "kv_replay": f"{name}.replay"}
+        endpoints = {key: f"ipc://{folder / file}" for key, file in sockets.items()}
+        workers.append(replace(config.worker, worker_id=name, port=port, **endpoints))
+    return workers
+
+
+def plan_fleet(
+    config: Config, workers: Sequence[WorkerConfig], *, folder: Path
+) -> list[ProcessSpec]:
+    """The gateway and its workers as commands; writes each one's file into `folder`."""
+    endpoints = tuple(
+        WorkerEndpoint(url=local_url(worker.host, worker.port), worker_id=worker.worker_id)
+        for worker in workers
+    )
+    tokenizer = config.gateway.tokenizer or config.worker.engine.model
+    gateway = replace(config.gateway, workers=endpoints, tokenizer=tokenizer)
+    return [
+        _spec("gateway", "serve", Config(gateway=gateway), folder=folder),
+        *(
+            _spec(worker.worker_id, "worker", Config(worker=worker), folder=folder)
+            for worker in workers
+        ),
+    ]
+
+
+def _spec(name: str, command: str, config: Config, *, folder: Path) -> ProcessSpec:
+    file = folder / f"{name}.toml"
+    file.write_text(to_toml(config), "utf-8")
+    listens = config.gateway if command == "serve" else config.worker
+    return ProcessSpec(
+        name=name,
+        command=(
+            *(sys.executable, "-m", "expediter", "--with-parent"),
+            *(command, "--config", str(file)),
+        ),
+        health_url=f"{local_url(listens.host, listens.port)}/health",
+        log=folder / f"{name}.log",
+    )
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise ConfigError if nobody can listen there."""
+    problem = _why_not(host, port)
+    if problem is not None:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {problem}; choose another port with --port"
+        )
+
+
+def some_free_port(host: str) -> int:
+    """A port the system says is free."""
+    with _socket(host) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _free_port(host: str, first: int, taken: set[int]) -> int:
+    """The first free port from `first` on: outside the range that outgoing calls draw from."""
+    for port in range(first, 65536):
+        if port not in taken and _why_not(host, port) is None:
+            return port
+    raise ConfigError(f"no free port on {host} from {first} on")
+
+
+def _why_not(host: str, port: int) -> str | None:
+    with _socket(host) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def _socket(host: str) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # As servers do: a port in TIME_WAIT is free.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return opened
+
+
+def local_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches a server that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"

@@ -1,0 +1,112 @@
+"""`expediter up`: plan, start, say so, look after it, stop it, leave nothing behind."""
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+from rich.console import Console
+from rich.markup import escape
+
+from expediter.config import Config, child_environment
+from expediter.errors import ExpediterError
+from expediter.fleet.plan import (
+    THREAD_DEFAULTS,
+    local_url,
+    plan_fleet,
+    plan_workers,
+    require_free_port,
+    some_free_port,
+)
+from expediter.fleet.probe import is_healthy
+from expediter.fleet.process import FleetProcess
+from expediter.fleet.supervisor import Supervisor
+from expediter.fleet.welcome import show_welcome
+
+# A ZeroMQ ipc endpoint is a path of at most 107 bytes on Linux, 103 on macOS.
+MAX_FOLDER_LENGTH = 80
+
+
+async def up(config: Config, *, environ: Mapping[str, str], console: Console) -> None:
+    """Run the fleet until SIGINT or SIGTERM; raises ExpediterError if it cannot start."""
+    host = config.gateway.host
+    if config.gateway.port == 0:
+        config = replace(config, gateway=replace(config.gateway, port=some_free_port(host)))
+    require_free_port(host, config.gateway.port)
+    with _runtime_folder() as folder:
+        specs = plan_fleet(config, plan_workers(config, folder=folder), folder=folder)
+        environment = child_environment(environ, **THREAD_DEFAULTS)
+        supervisor = Supervisor(
+            config.fleet,
+            processes=[FleetProcess(spec, environment=environment) for spec in specs],
+            probe=is_healthy,
+            clock=time.monotonic,
+            report=lambda line: console.print(f"  {escape(line)}", highlight=False, soft_wrap=True),
+        )
+        await _run_until_signal(supervisor, config, folder=folder, console=console)
+
+
+async def _run_until_signal(
+    supervisor: Supervisor, config: Config, *, folder: Path, console: Console
+) -> None:
+    running = asyncio.create_task(_start_and_run(supervisor, config, folder, console))
+    with _signals(lambda: running.cancel() if not running.cancelling() else supervisor.kill()):
+        try:
+            await running
+        except* ExpediterError as errors:
+            raise _first(errors) from None
+        except* asyncio.CancelledError:
+            console.print("Stopping")
+        finally:
+            await supervisor.stop()
+
+
+async def _start_and_run(
+    supervisor: Supervisor, config: Config, folder: Path, console: Console
+) -> None:
+    num_workers = config.fleet.num_workers
+    noun = "worker" if num_workers == 1 else "workers"
+    console.print(f"Starting {num_workers} {noun} and the gateway", highlight=False)
+    with console.status("Loading the model"):
+        await supervisor.start()
+    api = f"{local_url(config.gateway.host, config.gateway.port)}/v1"
+    show_welcome(console, api=api, model=config.worker.served_model_name or "", logs=folder)
+    await supervisor.run()
+
+
+@contextmanager
+def _runtime_folder() -> Iterator[Path]:
+    """A folder only this user can read, gone afterwards."""
+    base = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(
+        prefix="expediter-", dir=base if len(base) <= MAX_FOLDER_LENGTH else "/tmp"
+    )
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _signals(handle: Callable[[], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handle`, the second one too, until the block ends."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handle)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _first(errors: BaseExceptionGroup[ExpediterError]) -> ExpediterError:
+    """The first failure; the others stopped because of it."""
+    found = errors.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
