@@ -42,7 +42,7 @@ class TorchExecutor:
         sampler: Sampler,
         spec: ModelSpec,
         namespace: CacheNamespace,
-        num_threads: int | None = None,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self.spec = spec
         self.namespace = namespace
@@ -55,9 +55,7 @@ class TorchExecutor:
         self._store = store
         self._sampler = sampler
         self._builder = BatchBuilder(store.layout, dtype=model.dtype, device=model.device)
-        # The number of threads of torch's pool belongs to the thread that asks for work.
-        prepare = partial(torch.set_num_threads, num_threads) if num_threads else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+        self._thread = thread
 
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """One forward pass over the chunks, and the tokens sampled from it."""
@@ -70,11 +68,11 @@ class TorchExecutor:
         await loop.run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 
+    @torch.inference_mode()
     def _step(self, output: SchedulerOutput) -> ModelOutput:
-        with torch.inference_mode():
-            batch = self._builder.build(output.chunks)
-            logits = self._model.forward(batch, self._store)
-            tokens = self._sampler.sample(logits, batch.sampling)
+        batch = self._builder.build(output.chunks)
+        logits = self._model.forward(batch, self._store)
+        tokens = self._sampler.sample(logits, batch.sampling)
         ids = (chunk.request_id for chunk in batch.sampling)
         return ModelOutput(tokens={id_: (token,) for id_, token in zip(ids, tokens, strict=True)})
 
@@ -86,30 +84,41 @@ def load_executor(
 
     `eos_token_ids` are what the sampler forbids while a request owes `min_tokens`.
     """
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    # One thread asks torch for everything, loading included: OpenMP gives every asking thread
+    # a team of its own, and with more teams than cores it puts them to sleep between products.
+    prepare = partial(torch.set_num_threads, config.num_threads) if config.num_threads else None
+    thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+    try:
+        return thread.submit(_load, config, kv, eos_token_ids, thread).result()
+    except BaseException:
+        thread.shutdown()
+        raise
+
+
+@torch.inference_mode()
+def _load(
+    config: EngineConfig,
+    kv: KVCacheConfig,
+    eos_token_ids: frozenset[int],
+    thread: ThreadPoolExecutor,
+) -> TorchExecutor:
     device = _device(config.device)
     dtype_name = fastest_dtype(device) if config.dtype == "auto" else config.dtype
     dtype = _DTYPES[dtype_name]
     checkpoint = open_checkpoint(Path(config.model))
-    max_model_len = _max_model_len(checkpoint.config, config.max_model_len)
-    layout = _layout(checkpoint.config, kv, dtype_name=dtype_name)
-    rope = Rope(checkpoint.config, max_model_len=max_model_len, device=device)
-    with torch.inference_mode():
-        weights = WeightLoader(checkpoint, dtype=dtype, device=device).load()
-        store = KVStore(layout, dtype=dtype, device=device)
-    logger.info("%s in %s, %d KV blocks", checkpoint.config.name, dtype_name, layout.num_blocks)
+    model = checkpoint.config
+    max_model_len = _max_model_len(model, config.max_model_len)
+    layout = _layout(model, kv, dtype_name=dtype_name)
+    rope = Rope(model, max_model_len=max_model_len, device=device)
+    weights = WeightLoader(checkpoint, dtype=dtype, device=device).load()
+    logger.info("%s in %s, %d KV blocks", model.name, dtype_name, layout.num_blocks)
     return TorchExecutor(
-        LlamaModel(checkpoint.config, weights=weights, rope=rope),
-        store=store,
-        sampler=Sampler(
-            vocab_size=checkpoint.config.vocab_size,
-            eos_token_ids=eos_token_ids,
-            seed=config.seed,
-        ),
-        spec=_spec(checkpoint.config, dtype_name=dtype_name, max_model_len=max_model_len),
+        LlamaModel(model, weights=weights, rope=rope),
+        store=KVStore(layout, dtype=dtype, device=device),
+        sampler=Sampler(vocab_size=model.vocab_size, eos_token_ids=eos_token_ids, seed=config.seed),
+        spec=_spec(model, dtype_name=dtype_name, max_model_len=max_model_len),
         namespace=_namespace(checkpoint, dtype_name=dtype_name, max_model_len=max_model_len),
-        num_threads=config.num_threads,
+        thread=thread,
     )
 
 

@@ -38,12 +38,13 @@ class LlamaModel:
         rotation = self._rope.tables(batch.positions, hidden.dtype)
         config = self._config
         num_rotated = config.num_heads + config.num_kv_heads
-        by_kv_head = (config.num_kv_heads, config.num_queries_per_kv)
+        num_tokens = hidden.shape[0]
+        by_kv_head = (num_tokens, config.num_kv_heads, -1, config.head_size)
         for index, layer in enumerate(self._weights.layers):
-            heads = layer.qkv(self._normalize(hidden)).unflatten(1, (-1, config.head_size))
+            heads = layer.qkv(self._normalize(hidden)).view(num_tokens, -1, config.head_size)
             rotate_in_place(heads[:, :num_rotated], *rotation)
             store.slots[index][batch.slots] = heads[:, config.num_heads :]
-            query = heads[:, : config.num_heads].unflatten(1, by_kv_head)
+            query = heads[:, : config.num_heads].view(by_kv_head)
             attended = attend(query, store.pieces[index], batch)
             hidden += layer.attention_output(attended.flatten(1))
             gate, up = layer.gate_up(self._normalize(hidden)).chunk(2, -1)
