@@ -1,10 +1,13 @@
 """Small tokenizers of both families, and the real one where its file is."""
 
+import os
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from expediter.config import cache_dir
+from expediter.engine.default_model import MEMBER
 from expediter.tokenizer import Tokenizer as ModelTokenizer
 from expediter.tokenizer import load_tokenizer
 from expediter.tokenizer.token_bytes import byte_characters
@@ -54,12 +57,11 @@ def sentence_piece() -> ModelTokenizer:
 
 @pytest.fixture(scope="session")
 def model_file() -> Path:
-    """The default model's GGUF; tests that need it are skipped where it is not."""
-    default_model = pytest.importorskip("expediter.engine.default_model")
-    found: Path | None = default_model.find_default_model()
-    if found is None:
-        pytest.skip("the default model is not on this machine")
-    return found
+    """The default model's GGUF in the cache; tests that need it are skipped where it is not."""
+    path = cache_dir(os.environ) / "models" / Path(MEMBER).name
+    if not path.is_file():
+        pytest.skip(f"the default model is not in the cache ({path})")
+    return path
 
 
 @pytest.fixture(scope="session")

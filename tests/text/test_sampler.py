@@ -208,6 +208,11 @@ def test_greedy_takes_the_lowest_of_tied_tokens() -> None:
     assert sample([[1.0, 3.0, 3.0, 2.0]], [top_1]) == [1]
 
 
+def test_top_p_keeps_no_token_more_than_it_takes() -> None:
+    chunks = [make_chunk(SamplingParams(top_p=0.5, seed=i)) for i in range(32)]
+    assert set(sample([[1.0, 1.0]] * 32, chunks)) == {0}
+
+
 def test_penalties_count_only_generated_tokens() -> None:
     params = SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     rows = [[0.0, 2.0, 1.3, 0.9]] * 3
