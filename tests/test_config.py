@@ -1,9 +1,11 @@
 """Configuration: defaults, file, environment, --set; and errors a person can act on."""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,3 +144,18 @@ def test_the_cache_is_where_the_user_says_else_where_the_desktop_standard_says()
     assert cache_dir({}) == home / ".cache/expediter"
     assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/expediter")
     assert cache_dir({"XDG_CACHE_HOME": "/x", "EXPEDITER_CACHE": "/y"}) == Path("/y")
+
+
+def test_the_page_on_configuration_has_every_key() -> None:
+    page = Path(__file__).parents[1].joinpath("docs/configuration.md").read_text("utf-8")
+    missing = [key for key in _keys(Config) if f"`{key}`" not in page]
+    assert missing == []
+
+
+def _keys(section: type) -> Iterator[str]:
+    for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
+        nested = getattr(field.type, "item_type", field.type)
+        if isinstance(nested, msgspec.inspect.StructType):
+            yield from _keys(nested.cls)
+        else:
+            yield field.encode_name
