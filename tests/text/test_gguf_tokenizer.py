@@ -162,6 +162,14 @@ def test_a_file_without_a_pre_tokenizer_is_read_as_gpt2(
     assert "no pre-tokenizer" in caplog.text
 
 
+def test_named_templates_of_a_file_take_conversations_with_tools(write: Write) -> None:
+    fields = byte_level_fields(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
+    tokenizer = load_tokenizer(write(fields))
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "plain"
+    assert tokenizer.render_chat(messages, tools=[{"type": "function"}]) == "tools"
+
+
 def test_damaged_files_are_refused(write: Write, tmp_path: Path) -> None:
     whole = write(byte_level_fields()).read_bytes()
     path = tmp_path / "damaged.gguf"

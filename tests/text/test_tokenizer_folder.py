@@ -1,6 +1,7 @@
 """Hugging Face folders: which file says what, and which one wins."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,22 @@ def test_fingerprints_tell_vocabularies_and_merges_apart(byte_level: Tokenizer) 
 def test_lone_surrogates_count_as_replacement_characters(byte_level: Tokenizer) -> None:
     assert byte_level.encode("a\ud800b") == byte_level.encode("a\ufffdb")
     assert byte_level.encode("\ud83d\ude42") == byte_level.encode("🙂")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    num_turns = 0
+    is_done = threading.Event()
+
+    def count() -> None:
+        nonlocal num_turns
+        while not is_done.wait(0.0005):
+            num_turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = num_turns
+    byte_level.encode("the quick brown fox " * 100_000)
+    during = num_turns - before
+    is_done.set()
+    thread.join()
+    assert during > 10  # with the interpreter lock held it would be 1 at most

@@ -2,7 +2,8 @@
 
 A row's chance is one number in [0, 1), a hash of (seed, how many tokens the request has
 generated), looked up in the row's cumulative distribution. Nothing is remembered between
-steps, so a seeded request draws the same tokens alone or in a batch, preempted or not.
+steps: from the same logits a seeded request draws the same tokens alone or in a batch,
+preempted or not.
 
 The order of the steps is vLLM's: log probabilities of the raw logits (its `raw_logprobs`
 default), `min_tokens`, penalties over generated tokens, temperature, top-k, top-p. Where

@@ -32,10 +32,10 @@ _SPLITS = {  # how many digits go together is the only difference
     "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_LINES}",
 }
 _FAMILIES = {
-    **dict.fromkeys(("gpt-2", "gpt2", "olmo", "jais", "default"), "gpt2"),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), "digits"),
+    **dict.fromkeys(("gpt-2", "gpt2", "default"), "gpt2"),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), "digits"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen2"),
+    "qwen2": "qwen2",
 }
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 _END_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>"}

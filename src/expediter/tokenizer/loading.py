@@ -9,7 +9,7 @@ import tokenizers
 
 from expediter.errors import ModelLoadError
 from expediter.tokenizer.chat_template import ChatTemplate
-from expediter.tokenizer.gguf_metadata import read_gguf_metadata
+from expediter.tokenizer.gguf_metadata import Value, read_gguf_metadata
 from expediter.tokenizer.gguf_vocabulary import build_backend, end_token_ids, named_tokens
 from expediter.tokenizer.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and generation_config.json into `folder`."""
+    """Write the Hugging Face files into `folder`, with the chat template used without tools."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {
@@ -41,7 +41,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def _from_gguf(path: Path) -> Tokenizer:
     metadata = read_gguf_metadata(path)
-    template = metadata.get("tokenizer.chat_template")
     try:
         backend = build_backend(metadata)
     except ModelLoadError:
@@ -52,8 +51,19 @@ def _from_gguf(path: Path) -> Tokenizer:
         backend,
         eos_token_ids=end_token_ids(metadata),
         special_tokens=named_tokens(metadata),
-        chat_template=ChatTemplate(template) if isinstance(template, str) else None,
+        chat_template=_gguf_template(metadata),
     )
+
+
+def _gguf_template(metadata: Mapping[str, Value]) -> ChatTemplate | None:
+    """`tokenizer.chat_template` and its named companions, such as `.tool_use`."""
+    key = "tokenizer.chat_template"
+    sources = {
+        name.removeprefix(f"{key}.") if name != key else "default": source
+        for name, source in metadata.items()
+        if (name == key or name.startswith(f"{key}.")) and isinstance(source, str)
+    }
+    return ChatTemplate(sources) if sources else None
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -145,7 +145,7 @@ class OutputProcessor:
             token_id=token_id,
             text=self._tokenizer.token_text(token_id),
             utf8=self._tokenizer.token_bytes(token_id),
-            logprob=max(logprob, _LEAST_LOGPROB),
+            logprob=max(_LEAST_LOGPROB, logprob),  # in this order NaN loses too
         )
 
 
