@@ -97,10 +97,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What one step gave one request. The last one carries `finish_reason`."""
+    """What one step gave one request. The last one carries `finish_reason`.
+
+    `scheduled_time` is when the request first joined a batch, on the scheduler's clock.
+    """
 
     request_id: RequestId
     tokens: Sequence[SampledToken]
     num_cached_tokens: int
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it, if one did
+    scheduled_time: float | None = None

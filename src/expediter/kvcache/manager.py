@@ -1,0 +1,234 @@
+"""The scheduler's one door to the KV cache.
+
+A request is a `KVSequence`: it is opened, admitted (which finds its longest cached prefix and
+takes slots for the rest), grown by slots as it generates, published as its blocks fill, and
+freed. A block becomes visible to others once its KV is computed, never before, so a hit never
+depends on a step that may yet fail. When a block fills whose name is cached already, because
+two requests computed the same text side by side, the later one adopts the cached block and
+returns its own: one block a name, as in SGLang's radix tree.
+"""
+
+from typing import assert_never
+
+from expediter.config import KVCacheConfig
+from expediter.kvcache.block_pool import BlockPool
+from expediter.kvcache.events import BlockStored, KVCacheEvent
+from expediter.kvcache.hashing import (
+    BlockHash,
+    BlockHasher,
+    CacheNamespace,
+    KVContext,
+    items_in_block,
+)
+from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
+from expediter.kvcache.sequence import KVSequence
+from expediter.request import Request
+
+
+class KVCacheManager:
+    """Slots and prefixes of one worker.
+
+    `num_queried_tokens` counts prompt tokens of requests admitted for the first time,
+    `num_hit_tokens` how many of those the cache held.
+    """
+
+    def __init__(
+        self, config: KVCacheConfig, *, num_blocks: int, namespace: CacheNamespace
+    ) -> None:
+        self.block_size = config.block_size
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._prefix_caching = config.prefix_caching
+        self._seed = namespace.seed
+        self._cache = _prefix_cache(config)
+        self._pool = BlockPool(num_blocks, cache=self._cache)
+
+    @property
+    def num_total_blocks(self) -> int:
+        """Blocks there are."""
+        return self._pool.num_total_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that requests hold."""
+        return self._pool.num_used_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be had now, evicting cached ones."""
+        return self._pool.num_free_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks a prompt could hit, held or not."""
+        return len(self._cache)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def open(self, request: Request) -> KVSequence:
+        """The request's sequence, its full blocks named; it holds nothing yet."""
+        context = KVContext(
+            lora_name=request.lora_name,
+            cache_salt=request.cache_salt,
+            multimodal=request.multimodal,
+        )
+        return KVSequence(
+            request.prompt_token_ids,
+            num_tokens=request.num_prompt_tokens,
+            context=context,
+            hasher=self._hasher(request, context),
+            block_hashes=self._given_names(request),
+        )
+
+    def num_cached_tokens(self, sequence: KVSequence) -> int:
+        """Tokens that admission would find cached; at least one token is always left to compute.
+
+        Changes nothing; costs nothing while the cache has not changed since the last call.
+        """
+        if sequence.matched_version != self._cache.version:
+            sequence.matched_blocks = self._cache.match_length(
+                sequence.block_hashes, limit=self._max_hit(sequence)
+            )
+            sequence.matched_version = self._cache.version
+        return sequence.matched_blocks * self.block_size
+
+    def admit(self, sequence: KVSequence, *, headroom: int = 0) -> int | None:
+        """Take slots for all of the sequence's tokens; how many tokens need no computing.
+
+        None, and nothing changes, unless `headroom` blocks would stay free.
+        """
+        assert not sequence.blocks, "admitted twice"
+        hits = self._cache.match(sequence.block_hashes, limit=self._max_hit(sequence))
+        num_new = self.num_blocks_for(sequence.num_tokens) - len(hits)
+        num_pinned = sum(block.ref_cnt == 0 for block in hits)
+        if num_new + num_pinned + headroom > self._pool.num_free_blocks:
+            return None
+        self._pool.touch(hits)
+        blocks = self._pool.allocate(num_new)
+        assert blocks is not None
+        sequence.blocks = hits + blocks
+        sequence.block_ids = [block.block_id for block in sequence.blocks]
+        sequence.num_cached_blocks = len(hits)
+        return len(hits) * self.block_size
+
+    def count_lookup(self, *, num_queried_tokens: int, num_hit_tokens: int) -> None:
+        """Add one request to the hit statistics."""
+        self.num_queried_tokens += num_queried_tokens
+        self.num_hit_tokens += num_hit_tokens
+
+    def allocate_slots(self, sequence: KVSequence, num_tokens: int) -> bool:
+        """Make room for the sequence's first `num_tokens` tokens; False if memory is full."""
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.blocks)
+        if num_new <= 0:
+            return True
+        blocks = self._pool.allocate(num_new)
+        if blocks is None:
+            return False
+        sequence.blocks += blocks
+        sequence.block_ids += [block.block_id for block in blocks]
+        return True
+
+    def publish(self, sequence: KVSequence, num_computed_tokens: int) -> None:
+        """Make every full block of the first `num_computed_tokens` tokens findable."""
+        num_full = num_computed_tokens // self.block_size
+        if num_full <= sequence.num_cached_blocks or not self._prefix_caching:
+            return
+        if num_full > len(sequence.block_hashes):
+            sequence.name_blocks()
+            num_full = min(num_full, len(sequence.block_hashes))
+        self._adopt_duplicates(sequence, limit=num_full)
+        self._store(sequence, end=num_full)
+
+    def free(self, sequence: KVSequence) -> None:
+        """Let go of all its blocks; what is cached stays cached until its slots are needed."""
+        self._pool.free(sequence.blocks)
+        sequence.blocks = []
+        sequence.block_ids = []
+        sequence.num_cached_blocks = 0
+        sequence.matched_version = -1  # it may have grown since the last match
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What changed in the cache since the last call, in order. Call it every step."""
+        events, self._pool.events = self._pool.events, []
+        return events
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every prefix; False, and nothing changes, while any request holds blocks."""
+        return self._pool.clear_cache()
+
+    def _hasher(self, request: Request, context: KVContext) -> BlockHasher | None:
+        if request.block_hashes is not None or not self._prefix_caching:
+            return None
+        return BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
+
+    def _given_names(self, request: Request) -> list[BlockHash]:
+        if request.block_hashes is None or not self._prefix_caching:
+            return []
+        return [BlockHash(name) for name in request.block_hashes]
+
+    def _max_hit(self, sequence: KVSequence) -> int:
+        """Blocks that may be hit: the last token's logits must be computed."""
+        return min((sequence.num_tokens - 1) // self.block_size, len(sequence.block_hashes))
+
+    def _adopt_duplicates(self, sequence: KVSequence, *, limit: int) -> None:
+        """Swap blocks whose names others published first for the published ones."""
+        start = sequence.num_cached_blocks
+        theirs = self._cache.match(sequence.block_hashes, limit=limit, start=start)
+        if not theirs:
+            return
+        end = start + len(theirs)
+        own = sequence.blocks[start:end]
+        self._pool.touch(theirs)
+        sequence.blocks[start:end] = theirs
+        sequence.block_ids[start:end] = [block.block_id for block in theirs]
+        sequence.num_cached_blocks = end
+        self._pool.free(own)
+
+    def _store(self, sequence: KVSequence, *, end: int) -> None:
+        """Publish the sequence's own blocks up to `end`."""
+        start = sequence.num_cached_blocks
+        if start == end:
+            return
+        names = sequence.block_hashes
+        self._cache.insert(names, sequence.blocks[start:end], start=start)
+        sequence.num_cached_blocks = end
+        size = self.block_size
+        self._pool.events.append(
+            BlockStored(
+                block_hashes=names[start:end],
+                parent_block_hash=names[start - 1] if start else None,
+                token_ids=sequence.token_ids[start * size : end * size],
+                block_size=size,
+                lora_name=sequence.context.lora_name,
+                extra_keys=_extra_keys(sequence.context, range(start, end), block_size=size),
+            )
+        )
+
+
+def _prefix_cache(config: KVCacheConfig) -> PrefixCache:
+    match config.prefix_cache:
+        case "hash":
+            return HashPrefixCache()
+        case "radix":
+            return HashPrefixCache()
+        case _:
+            assert_never(config.prefix_cache)
+
+
+def _extra_keys(
+    context: KVContext, blocks: range, *, block_size: int
+) -> list[tuple[object, ...] | None] | None:
+    """What besides tokens names each block, in vLLM's order; None when nothing does."""
+    keys = [_block_keys(context, index * block_size, block_size=block_size) for index in blocks]
+    return keys if any(keys) else None
+
+
+def _block_keys(context: KVContext, start: int, *, block_size: int) -> tuple[object, ...] | None:
+    keys: list[object] = [context.lora_name] if context.lora_name else []
+    items = items_in_block(context.multimodal, start=start, block_size=block_size)
+    keys += [(item.content_hash, item.offset - start) for item in items]
+    if context.cache_salt and start == 0:
+        keys.append(context.cache_salt)
+    return tuple(keys) or None

@@ -1,0 +1,63 @@
+"""A request as the cache sees it: its tokens, the names of its blocks, the blocks it holds."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from expediter.kvcache.hashing import BlockHash, BlockHasher, KVContext
+
+if TYPE_CHECKING:
+    from expediter.kvcache.block import KVCacheBlock
+
+
+class KVSequence:
+    """Grows by a token at a time; only `KVCacheManager` changes which blocks it holds.
+
+    `block_ids[i]` is `blocks[i].block_id`. The first `num_cached_blocks` of them are the
+    cached blocks of their names; later ones are this sequence's alone. `token_ids` is empty
+    for a simulated request, whose names are all known from the start.
+    """
+
+    __slots__ = (
+        "_hasher",
+        "block_hashes",
+        "block_ids",
+        "blocks",
+        "context",
+        "matched_blocks",
+        "matched_version",
+        "num_cached_blocks",
+        "num_tokens",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        num_tokens: int,
+        context: KVContext,
+        hasher: BlockHasher | None,
+        block_hashes: Sequence[BlockHash] = (),
+    ) -> None:
+        self.token_ids = list(token_ids)
+        self.num_tokens = num_tokens
+        self.context = context
+        self._hasher = hasher
+        self.block_hashes = list(block_hashes)
+        self.blocks: list[KVCacheBlock] = []
+        self.block_ids: list[int] = []
+        self.num_cached_blocks = 0
+        self.matched_blocks = 0  # of the longest match, as of the cache's `matched_version`
+        self.matched_version = -1
+        self.name_blocks()
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Add tokens at the end; a simulated sequence only counts them."""
+        self.num_tokens += len(token_ids)
+        if self.token_ids:
+            self.token_ids.extend(token_ids)
+
+    def name_blocks(self) -> None:
+        """Name the full blocks that have no name yet."""
+        if self._hasher is not None:
+            self._hasher.extend(self.block_hashes, self.token_ids)

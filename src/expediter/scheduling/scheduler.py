@@ -1,0 +1,267 @@
+"""Which tokens run next.
+
+There is no prefill phase and no decode phase, only tokens still to compute. Each step has a
+budget of tokens, spent in this order (Sarathi-Serve, OSDI'24): requests with one token to
+compute, then the rest of prompts already begun, then waiting requests while memory and
+budget last. Slots for a whole prompt are taken when it is admitted, so only generated tokens
+ever need more; when there are none the newest request gives up its blocks and waits to
+compute them again, from whatever of them is still cached.
+
+Two rules keep work from being wasted. Admission leaves one free block for every running
+request, else the next decode would undo it. And a waiting request whose next block is being
+computed by another in this very step waits a step for it rather than compute it as well.
+
+The oldest running request is never preempted, and no request is accepted that could not run
+alone, so everything that is admitted finishes.
+"""
+
+import logging
+from bisect import insort
+from collections.abc import Sequence
+from operator import attrgetter
+
+from expediter.clock import Clock
+from expediter.config import SchedulerConfig
+from expediter.kvcache.manager import KVCacheManager
+from expediter.load import WorkerLoad
+from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
+from expediter.scheduling.horizon import fast_forward, num_safe_steps
+from expediter.scheduling.limits import check_fits
+from expediter.scheduling.output import ModelOutput, ScheduledChunk, SchedulerOutput
+from expediter.scheduling.state import RequestState
+from expediter.scheduling.step import Step
+from expediter.scheduling.waiting import Fcfs, WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """One worker's requests. `schedule` and `update` alternate; the rest may come at any time."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        kv_cache: KVCacheManager,
+        clock: Clock,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.num_preemptions = 0
+        self._config = config
+        self._clock = clock
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+        # Every running request must be able to decode in every step.
+        self._max_running = min(config.max_running, config.max_batched_tokens)
+        self._states: dict[RequestId, RequestState] = {}
+        self._running: list[RequestState] = []  # oldest first
+        self._waiting: WaitingQueue = Fcfs()
+        self._num_waiting_tokens = 0
+        self._num_added = 0
+        self._is_memory_full = False  # admission failed and nothing was released since
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._states)
+
+    def load(self) -> WorkerLoad:
+        """How busy this worker is now."""
+        unfinished = sum(s.num_remaining_tokens for s in self._running if not s.is_decode)
+        return WorkerLoad(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_waiting_prefill_tokens=self._num_waiting_tokens + unfinished,
+            num_used_blocks=self.kv_cache.num_used_blocks,
+            num_total_blocks=self.kv_cache.num_total_blocks,
+        )
+
+    def add(self, request: Request) -> None:
+        """Let a request wait; `PromptTooLong` if it can never run, `ValueError` for a known id."""
+        if request.request_id in self._states:
+            raise ValueError(f"request {request.request_id} is already here")
+        check_fits(request, max_model_len=self._max_model_len, kv_cache=self.kv_cache)
+        self._num_added += 1
+        urgency = request.priority if self._config.policy == "priority" else 0
+        state = RequestState(
+            request,
+            sequence=self.kv_cache.open(request),
+            serial=self._num_added,
+            rank=(urgency, self._num_added),
+            eos_token_ids=self._eos_token_ids,
+        )
+        self._states[request.request_id] = state
+        self._wait(state)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Drop a request and free its blocks; False if it is not here.
+
+        Safe while a step runs: the next `schedule` is the first to reuse what it held.
+        """
+        state = self._states.get(request_id)
+        if state is None:
+            return False
+        if state.is_running:
+            self._release(state)
+        else:
+            self._waiting.remove(state)
+            self._num_waiting_tokens -= state.num_tokens
+            self._is_memory_full = False
+        del self._states[request_id]
+        return True
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step; None when nothing can run now."""
+        step = Step(budget=self._config.max_batched_tokens, block_size=self.kv_cache.block_size)
+        self._schedule_decodes(step)
+        self._schedule_prefills(step)
+        self._schedule_waiting(step)
+        if not step.chunks:
+            return None
+        return SchedulerOutput(
+            chunks=step.chunks,
+            num_new_tokens=sum(chunk.num_new_tokens for chunk in step.chunks),
+            max_steps=self._max_steps(step),
+        )
+
+    def update(self, output: SchedulerOutput, result: ModelOutput) -> list[RequestOutput]:
+        """Take in a step's results; what each request gained, and which of them ended."""
+        chunks = [(s, chunk) for chunk in output.chunks if (s := self._state_of(chunk))]
+        if result.num_steps > 1:
+            assert result.num_steps <= output.max_steps, "ran further than was safe"
+            fast_forward([s for s, _ in chunks], result, kv_cache=self.kv_cache)
+        outputs = []
+        for state, chunk in chunks:
+            state.num_computed_tokens += chunk.num_new_tokens
+            self.kv_cache.publish(state.sequence, state.num_computed_tokens)
+            if chunk.samples:
+                outputs.append(self._append(state, result.tokens[chunk.request_id]))
+            if chunk.num_new_tokens > 1:
+                self._is_memory_full = False  # a waiting prompt may share what was computed
+        return outputs
+
+    def _schedule_decodes(self, step: Step) -> None:
+        for state in list(self._running):
+            if state.is_running and state.is_decode and self._find_slot(state):
+                step.add(state, 1)
+
+    def _find_slot(self, state: RequestState) -> bool:
+        """Room for the newest token, taken from the newest requests if need be."""
+        while not self.kv_cache.allocate_slots(state.sequence, state.num_tokens):
+            # Whoever comes after `state` has not been scheduled in this step yet.
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is state:
+                return False
+        return True
+
+    def _preempt(self, state: RequestState) -> None:
+        logger.info("%s is preempted at %d tokens", state.request_id, state.num_tokens)
+        self.num_preemptions += 1
+        self._release(state)
+        state.num_computed_tokens = 0
+        self._wait(state)
+
+    def _schedule_prefills(self, step: Step) -> None:
+        for state in self._running:
+            if not state.is_decode and step.budget > 0:
+                step.add_prefill(state, min(state.num_remaining_tokens, step.budget))
+
+    def _schedule_waiting(self, step: Step) -> None:
+        if self._is_memory_full or not self._has_room(step):
+            return
+        for state in self._waiting.candidates():
+            if self._is_underway(state, step):
+                continue
+            if not self._admit(state, step) or not self._has_room(step):
+                return
+
+    def _has_room(self, step: Step) -> bool:
+        return step.budget > 0 and len(self._running) < self._max_running
+
+    def _is_underway(self, state: RequestState, step: Step) -> bool:
+        """Whether another request computes, in this step, the block this one needs next."""
+        if not step.names:
+            return False
+        names = state.sequence.block_hashes
+        next_block = self.kv_cache.num_cached_tokens(state.sequence) // self.kv_cache.block_size
+        return next_block < len(names) and names[next_block] in step.names
+
+    def _admit(self, state: RequestState, step: Step) -> bool:
+        """Move a waiting request into the batch; False if memory or budget is against it."""
+        if not (self._config.chunked_prefill or self._fits_whole(state, step)):
+            return False
+        num_cached = self.kv_cache.admit(state.sequence, headroom=len(self._running))
+        if num_cached is None:
+            self._is_memory_full = True
+            return False
+        self._waiting.take(state)
+        self._num_waiting_tokens -= state.num_tokens
+        state.is_running = True
+        state.num_computed_tokens = num_cached
+        if state.num_cached_tokens is None:
+            state.num_cached_tokens = num_cached
+            state.scheduled_time = self._clock()
+            self.kv_cache.count_lookup(
+                num_queried_tokens=state.num_prompt_tokens, num_hit_tokens=num_cached
+            )
+        insort(self._running, state, key=attrgetter("rank"))
+        num_new = state.num_remaining_tokens
+        step.add_prefill(
+            state, min(num_new, step.budget) if self._config.chunked_prefill else num_new
+        )
+        return True
+
+    def _fits_whole(self, state: RequestState, step: Step) -> bool:
+        """Without chunks, a step takes whole prompts: any first one, then what budget is left."""
+        num_new = state.num_tokens - self.kv_cache.num_cached_tokens(state.sequence)
+        return num_new <= step.budget or not step.has_prefill
+
+    def _max_steps(self, step: Step) -> int:
+        is_settled = not len(self._waiting) or self._is_memory_full
+        is_settled = is_settled or len(self._running) >= self._max_running
+        if step.has_prefill or not is_settled:
+            return 1
+        return num_safe_steps(
+            self._running,
+            num_free_blocks=self.kv_cache.num_free_blocks,
+            block_size=self.kv_cache.block_size,
+        )
+
+    def _state_of(self, chunk: ScheduledChunk) -> RequestState | None:
+        """Whose chunk it is, unless the request went away while the step ran."""
+        state = self._states.get(chunk.request_id)
+        is_current = state is not None and state.is_running
+        return state if is_current else None
+
+    def _append(self, state: RequestState, tokens: Sequence[SampledToken]) -> RequestOutput:
+        """Extend the request by the newest of `tokens`, and end it if that ends it."""
+        last = tokens[-1]
+        state.sequence.append((last.token_id,))
+        reason = state.finish_reason(last)
+        if reason is not None:
+            self._release(state)
+            del self._states[state.request_id]
+        assert state.num_cached_tokens is not None
+        return RequestOutput(
+            request_id=state.request_id,
+            tokens=tokens,
+            num_cached_tokens=state.num_cached_tokens,
+            finish_reason=reason,
+            stop_token_id=last.token_id if reason is FinishReason.STOP else None,
+            scheduled_time=state.scheduled_time,
+        )
+
+    def _wait(self, state: RequestState) -> None:
+        self._waiting.add(state)
+        self._num_waiting_tokens += state.num_tokens
+        self._is_memory_full = False
+
+    def _release(self, state: RequestState) -> None:
+        """Take a request out of the batch and its blocks away."""
+        self._running.remove(state)
+        self.kv_cache.free(state.sequence)
+        state.is_running = False
+        self._is_memory_full = False

@@ -1,0 +1,97 @@
+"""A request on its way through the scheduler."""
+
+from expediter.kvcache.sequence import KVSequence
+from expediter.request import FinishReason, Request, RequestId, SampledToken
+
+
+class RequestState:
+    """`num_computed_tokens` catches up with `num_tokens`; that is all of a request's progress.
+
+    A new prompt, a prompt half computed, a decode and a request that lost its blocks differ
+    only in how far apart the two are. `rank` orders requests by seniority: the smallest is
+    served first and preempted last.
+    """
+
+    __slots__ = (
+        "is_running",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "rank",
+        "request",
+        "scheduled_time",
+        "sequence",
+        "serial",
+        "stop_token_ids",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        sequence: KVSequence,
+        serial: int,
+        rank: tuple[int, int],
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.request = request
+        self.sequence = sequence
+        self.serial = serial
+        self.rank = rank
+        self.is_running = False
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None  # of the prompt, when first admitted
+        self.scheduled_time: float | None = None  # when first admitted
+        self.num_prompt_tokens = request.num_prompt_tokens
+        self.max_num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
+        self.stop_token_ids = _stop_token_ids(request, eos_token_ids)
+
+    @property
+    def request_id(self) -> RequestId:
+        """The caller's name for it."""
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return self.sequence.num_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Known tokens whose KV is still to compute."""
+        return self.sequence.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """One token is left to compute, so the next step gives a new one for the price of one."""
+        return self.sequence.num_tokens - self.num_computed_tokens == 1
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.sequence.num_tokens - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens; empty for a simulated request."""
+        return self.sequence.token_ids[self.num_prompt_tokens :]
+
+    def finish_reason(self, last: SampledToken) -> FinishReason | None:
+        """Why the request ends with `last`, its newest token, or None."""
+        if self.is_stop(last.token_id):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.max_num_tokens else None
+
+    def is_stop(self, token_id: int) -> bool:
+        """Whether `token_id`, if it is the newest token, ends the request."""
+        is_due = self.num_output_tokens >= self.request.sampling.min_tokens
+        return is_due and token_id in self.stop_token_ids
+
+
+def _stop_token_ids(request: Request, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """What may end the request; a simulated request's token ids mean nothing."""
+    if request.block_hashes is not None:
+        return frozenset()
+    sampling = request.sampling
+    return sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos_token_ids)
