@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from expediter.routing.view import Choice
+from expediter.cluster.decisions import Decision
 
 Header = tuple[bytes, bytes]
 """Name in lower case, value."""
@@ -50,8 +50,13 @@ class ResponseHead:
         return next((value for key, value in self.headers if key == name), None)
 
 
-class FlowControl(Protocol):
-    """Lets the sink hold back a worker that answers faster than the client reads."""
+class Inflow(Protocol):
+    """The worker's side of a running answer, for a sink that cannot keep up or must break off."""
+
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether what was handed over so far ends a chunk, so that another may follow."""
+        ...
 
     def pause_reading(self) -> None:
         """Take no more bytes from the worker for now."""
@@ -65,12 +70,12 @@ class FlowControl(Protocol):
 class ResponseSink(Protocol):
     """Takes one answer: `placed` for each try, then `start`, any number of `write`, `end`."""
 
-    def placed(self, choice: Choice) -> None:
+    def placed(self, decision: Decision) -> None:
         """This worker is about to be tried."""
         ...
 
-    def start(self, head: ResponseHead, flow: FlowControl) -> bool:
-        """The head is there. True asks for a chunked body as it came, framing included."""
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:
+        """The first byte is there. True asks for a chunked body as it came, framing included."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -107,7 +112,7 @@ class WorkerClient(Protocol):
         ...
 
     async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
-        """Status and body of a GET; raises as `send` does."""
+        """Status and body of a GET; raises as `send` and `Exchange.ended` do."""
         ...
 
     def close(self) -> None:

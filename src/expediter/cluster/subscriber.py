@@ -39,7 +39,7 @@ class KVEventSubscriber:
     ) -> None:
         self._context = context
         self._source = source
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._index = index
         self._decoder = EventDecoder()
         self._readers: list[ZmqReader] = []
@@ -74,7 +74,7 @@ class KVEventSubscriber:
 
     def resync(self) -> None:
         """Forget what is known of the worker and learn it anew."""
-        self._index.clear(self._worker_id)
+        self._index.clear(self.worker_id)
         self._next_seq = None
         self._held.clear()
         self._start_replay(0)
@@ -105,8 +105,8 @@ class KVEventSubscriber:
             if not self._start_replay(expected):
                 self._lose(f"batches {expected} to {seq - 1} are missing")
         elif self._is_newer(payload):
-            logger.info("%s restarted: its KV events began again at %d", self._worker_id, seq)
-            self._index.clear(self._worker_id)
+            logger.info("%s restarted: its KV events began again at %d", self.worker_id, seq)
+            self._index.clear(self.worker_id)
             self._next_seq = None
             self._take(seq, payload)
 
@@ -115,10 +115,10 @@ class KVEventSubscriber:
         try:
             batch = self._decoder.decode(payload)
             for event in batch.events:
-                self._index.apply(self._worker_id, event)
+                self._index.apply(self.worker_id, event)
         except (MalformedEvents, OverflowError, TypeError) as error:
-            logger.warning("%s: KV events %d cannot be read: %s", self._worker_id, seq, error)
-            self._index.clear(self._worker_id)
+            logger.warning("%s: KV events %d cannot be read: %s", self.worker_id, seq, error)
+            self._index.clear(self.worker_id)
             return
         self._last_timestamp = batch.timestamp
         self.num_batches += 1
@@ -174,8 +174,8 @@ class KVEventSubscriber:
 
     def _clear_view(self, why: str) -> None:
         self.num_lost += 1
-        logger.warning("%s: its cached blocks are relearnt: %s", self._worker_id, why)
-        self._index.clear(self._worker_id)
+        logger.warning("%s: its cached blocks are relearnt: %s", self.worker_id, why)
+        self._index.clear(self.worker_id)
 
     def _restart_timeout(self) -> None:
         if self._replay_timeout is not None:

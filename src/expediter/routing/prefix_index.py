@@ -44,7 +44,7 @@ class _Table:
 class _Worker:
     """`key_of` translates the engine's own block hashes; only what is held is in it."""
 
-    worker_id: WorkerId
+    worker_id: WorkerId  # whose matches these are; several caches may serve one worker
     bit: int
     block_size: int
     table: _Table
@@ -65,14 +65,18 @@ class PrefixIndex:
         self._slots: list[_Worker | None] = []
         self.num_unknown_parents = 0
 
-    def add_worker(self, worker_id: WorkerId) -> None:
-        """Make room for a worker, with nothing cached; adding one again changes nothing."""
+    def add_worker(self, worker_id: WorkerId, *, part_of: WorkerId | None = None) -> None:
+        """Make room for a worker, with nothing cached; adding one again changes nothing.
+
+        A data-parallel rank has a cache of its own and is `part_of` a worker: the worker's
+        match is the best of its parts.
+        """
         if worker_id in self._workers:
             return
         slot = next((i for i, taken in enumerate(self._slots) if taken is None), len(self._slots))
         table, bit = self._table(self._block_size), 1 << slot
         assumed = self._assumed_blocks(table.assumed, bit)
-        worker = _Worker(worker_id, bit, self._block_size, table, assumed)
+        worker = _Worker(part_of or worker_id, bit, self._block_size, table, assumed)
         self._workers[worker_id] = worker
         self._slots[slot : slot + 1] = [worker]
 
@@ -84,11 +88,7 @@ class PrefixIndex:
 
     def clear(self, worker_id: WorkerId) -> None:
         """The worker holds nothing any more, or nothing that is known."""
-        worker = self._workers[worker_id]
-        for key in worker.key_of.values():
-            _unset(worker.table.held, key, worker.bit)
-        worker.key_of.clear()
-        worker.assumed.clear()
+        self._clear(self._workers[worker_id])
 
     def apply(self, worker_id: WorkerId, event: KVCacheEvent) -> None:
         """Take in one event of a worker's cache; events must come in order."""
@@ -99,7 +99,7 @@ class PrefixIndex:
             case BlockRemoved(block_hashes=block_hashes):
                 _remove(worker, block_hashes)
             case AllBlocksCleared():
-                self.clear(worker_id)
+                self._clear(worker)
 
     def assume(self, worker_id: WorkerId, prompt: Prompt, *, seconds: float) -> None:
         """Take the prompt to be in the worker's cache for some time, whatever events say."""
@@ -127,7 +127,8 @@ class PrefixIndex:
             num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // block_size)
             for mask, num_blocks in _longest(table, keys, num_usable):
                 for worker in self._in_mask(mask):
-                    matched[worker.worker_id] = num_blocks * block_size
+                    owner, num_tokens = worker.worker_id, num_blocks * block_size
+                    matched[owner] = max(num_tokens, matched.get(owner, 0))
         return matched
 
     def num_blocks(self, worker_id: WorkerId) -> int:
@@ -159,11 +160,17 @@ class PrefixIndex:
             worker.key_of[block_hash] = key
             held[key] = held.get(key, 0) | bit
 
+    def _clear(self, worker: _Worker) -> None:
+        for key in worker.key_of.values():
+            _unset(worker.table.held, key, worker.bit)
+        worker.key_of.clear()
+        worker.assumed.clear()
+
     def _resize(self, worker: _Worker, block_size: int) -> bool:
         """Follow the worker to another block size; False for a block that is not a full one."""
         if worker.key_of and block_size < worker.block_size:
             return False
-        self.clear(worker.worker_id)
+        self._clear(worker)
         worker.block_size = block_size
         worker.table = self._table(block_size)
         worker.assumed = self._assumed_blocks(worker.table.assumed, worker.bit)

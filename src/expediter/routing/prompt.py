@@ -57,9 +57,16 @@ class Prompt:
 def token_prompt(
     token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
 ) -> Prompt:
-    """A prompt of token ids; adapter and salt make it a different one."""
+    """A prompt of token ids; adapter and salt make it a different one. May raise OverflowError."""
+    return packed_prompt(pack_tokens(token_ids), lora_name=lora_name, cache_salt=cache_salt)
+
+
+def packed_prompt(
+    data: bytes, *, lora_name: str | None = None, cache_salt: str | None = None
+) -> Prompt:
+    """A prompt of token ids that `pack_tokens` has packed."""
     return Prompt(
-        data=pack_tokens(token_ids),
+        data=data,
         seed=token_seed(lora_name),
         is_text=False,
         first_extra=pack_extra((cache_salt,)) if cache_salt else b"",

@@ -1,0 +1,97 @@
+"""What was decided, and what came of it: the record that `/decisions` and metrics read."""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from expediter.load import WorkerId
+
+TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Decision:
+    """One placement. Times are seconds; `status` and what follows are set as they come."""
+
+    request_id: str
+    worker_id: WorkerId
+    reason: str
+    num_tokens: int
+    matched_tokens: int
+    scores: Mapping[WorkerId, float]
+    placed_at: float
+    num_tries: int
+    status: int | None = None
+    ttft: float | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by upper bound; the last count is of what lies above all bounds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(TTFT_BUCKETS, seconds)] += 1
+        self.total += seconds
+
+
+@dataclass(slots=True)
+class WorkerTally:
+    """Totals of one worker since the gateway started.
+
+    Predicted and actual cached tokens count the same requests: those whose answer told.
+    """
+
+    num_requests: int = 0
+    num_failures: int = 0
+    prompt_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    actual_cached_tokens: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+
+
+class DecisionLog:
+    """The last decisions, and totals of all."""
+
+    def __init__(self, *, capacity: int = 1000) -> None:
+        self.recent: deque[Decision] = deque(maxlen=capacity)
+        self.num_by_reason: Counter[str] = Counter()
+        self.num_retries = 0
+        self.num_unplaced = 0
+        self.workers: dict[WorkerId, WorkerTally] = {}
+
+    def add(self, decision: Decision) -> None:
+        """A request was placed."""
+        self.recent.append(decision)
+        self.num_by_reason[decision.reason] += 1
+        self.num_retries += decision.num_tries > 1
+        self._tally(decision).num_requests += 1
+
+    def first_byte(self, decision: Decision, *, status: int, now: float) -> None:
+        """Its worker began to answer."""
+        decision.status = status
+        decision.ttft = now - decision.placed_at
+        if status < 300:
+            self._tally(decision).ttft.add(decision.ttft)
+
+    def failed(self, decision: Decision, error: str) -> None:
+        """Its worker did not answer, or not to the end."""
+        decision.error = error
+        self._tally(decision).num_failures += 1
+
+    def answered(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """Its worker said how much of the prompt was cached."""
+        decision.cached_tokens = cached_tokens
+        tally = self._tally(decision)
+        tally.prompt_tokens += prompt_tokens
+        tally.predicted_cached_tokens += decision.matched_tokens
+        tally.actual_cached_tokens += cached_tokens
+
+    def _tally(self, decision: Decision) -> WorkerTally:
+        return self.workers.setdefault(decision.worker_id, WorkerTally())

@@ -1,0 +1,160 @@
+"""The story of a request: place it, send it, and if its worker fails, try another or give up.
+
+A request goes to another worker only if nothing of an answer has arrived, never twice to the
+same worker, and not if its worker was merely silent: it may be working on it. Workers' own
+errors (any HTTP status) are answers, and the client's to deal with.
+"""
+
+import logging
+from collections.abc import Collection
+
+from expediter.clock import Clock
+from expediter.cluster.client import ForwardedRequest, ResponseSink
+from expediter.cluster.decisions import Decision, DecisionLog
+from expediter.cluster.membership import Member, Membership
+from expediter.config import RoutingConfig
+from expediter.errors import WorkerLost, WorkerSilent, WorkerUnavailable
+from expediter.load import WorkerId
+from expediter.routing.outstanding import OutstandingWork
+from expediter.routing.policy import LeastLoaded, RoutingPolicy
+from expediter.routing.prefix_index import PrefixIndex
+from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
+
+logger = logging.getLogger(__name__)
+
+CONFIRM_SECONDS = 5.0
+"""How long a prompt that a worker answered counts as cached there before its events say so.
+Events of a prompt's blocks leave the worker before the answer's first byte, so they come in
+milliseconds; this only has to outlast them."""
+
+
+class Dispatcher:
+    """Sends requests to workers; one call of `dispatch` is one request."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        index: PrefixIndex,
+        policy: RoutingPolicy,
+        config: RoutingConfig,
+        clock: Clock,
+    ) -> None:
+        self._membership = membership
+        self._index = index
+        self._policy = policy
+        self._by_load = LeastLoaded()
+        self._config = config
+        self._clock = clock
+        self.work = OutstandingWork()
+        self.log = DecisionLog()
+
+    async def dispatch(
+        self, request: RoutedRequest, forwarded: ForwardedRequest, sink: ResponseSink
+    ) -> Decision:
+        """Returns when the answer is complete in the sink.
+
+        Raises WorkerUnavailable, WorkerLost or WorkerSilent. If the sink was started, part of
+        an answer has gone out; otherwise nothing has.
+        """
+        tried: set[WorkerId] = set()
+        failure: WorkerLost | None = None
+        while True:
+            candidates = [m for m in self._candidates(request) if m.worker_id not in tried]
+            if not candidates:
+                self.log.num_unplaced += 1
+                raise failure or WorkerUnavailable("no worker is ready")
+            decision = self._place(request, candidates, num_tries=len(tried) + 1)
+            tried.add(decision.worker_id)
+            try:
+                await self._serve(request, decision, forwarded, sink)
+            except WorkerLost as error:
+                if decision.status is not None:
+                    raise
+                failure = error
+            else:
+                return decision
+
+    def adapter(self, model: str | None) -> str | None:
+        """The model's name if it is an adapter, whose KV is its own; None for a base model."""
+        if model is None:
+            return None
+        return model if self._membership.is_adapter(model) else None
+
+    def _candidates(self, request: RoutedRequest) -> Collection[Member]:
+        """Ready workers that serve the model; all, if none says it does: theirs to refuse."""
+        ready = self._membership.ready()
+        if request.model is None:
+            return ready
+        return [m for m in ready if request.model in m.models] or ready
+
+    def _place(
+        self, request: RoutedRequest, candidates: Collection[Member], *, num_tries: int
+    ) -> Decision:
+        choice = self._choose(request, [member.worker_id for member in candidates])
+        decision = Decision(
+            request_id=request.request_id,
+            worker_id=choice.worker_id,
+            reason=choice.reason,
+            num_tokens=request.num_tokens,
+            matched_tokens=choice.matched_tokens,
+            scores=choice.scores,
+            placed_at=self._clock(),
+            num_tries=num_tries,
+        )
+        self.log.add(decision)
+        return decision
+
+    def _choose(self, request: RoutedRequest, worker_ids: Collection[WorkerId]) -> Choice:
+        work = self.work
+        workers = [
+            WorkerView(
+                worker_id=worker_id,
+                load_tokens=work.tokens(worker_id),
+                num_requests=work.num_requests(worker_id),
+            )
+            for worker_id in worker_ids
+        ]
+        if request.prompt is None:
+            return self._by_load.choose(request, ClusterView(workers=workers))
+        found = self._index.match(request.prompt)
+        matched = {worker_id: found[worker_id] for worker_id in worker_ids if worker_id in found}
+        return self._policy.choose(request, ClusterView(workers=workers, matched=matched))
+
+    async def _serve(
+        self,
+        request: RoutedRequest,
+        decision: Decision,
+        forwarded: ForwardedRequest,
+        sink: ResponseSink,
+    ) -> None:
+        """One try at one worker, with its work counted from start to end."""
+        member = self._membership.members[decision.worker_id]
+        work = self.work.start(
+            member.worker_id,
+            prefill_tokens=request.num_tokens - decision.matched_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+        try:
+            sink.placed(decision)
+            exchange = await member.client.send(forwarded, sink)
+            self.work.prefilled(work)
+            self.log.first_byte(decision, status=exchange.status, now=self._clock())
+            if exchange.status < 300:
+                self._assume(member, request)
+            await exchange.ended()
+        except (WorkerLost, WorkerSilent) as error:
+            logger.warning("%s failed request %s: %s", member.worker_id, request.request_id, error)
+            self.log.failed(decision, error.kind)
+            self._membership.suspect(member.worker_id, error)
+            raise
+        finally:
+            self.work.finish(work)
+
+    def _assume(self, member: Member, request: RoutedRequest) -> None:
+        """The worker answered, so it has the prompt's blocks."""
+        if request.prompt is None:
+            return
+        is_confirmed = member.publishes_events and not request.prompt.is_text
+        seconds = CONFIRM_SECONDS if is_confirmed else self._config.assumed_seconds
+        self._index.assume(member.worker_id, request.prompt, seconds=seconds)

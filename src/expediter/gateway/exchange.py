@@ -1,0 +1,188 @@
+"""One request on one connection to a worker, and the answer as it passes through.
+
+Bytes go from `data_received` straight into the sink. The head is kept back until the first byte
+of the body, so that a worker that dies in between can still be replaced by another. Coroutines
+are woken twice: at the first byte and at the end.
+"""
+
+import asyncio
+
+from expediter.cluster.client import BodyKind, ResponseHead, ResponseSink
+from expediter.errors import ClusterError, WorkerLost
+from expediter.gateway.framing import BadFraming, Body, ChunkedBody, LengthBody, UntilCloseBody
+from expediter.gateway.headers import BadHead, parse_response_head
+
+MAX_HEAD_BYTES = 256 * 1024
+
+
+class HttpExchange:
+    """Reads one answer; the connection feeds it and asks whether it is over."""
+
+    def __init__(
+        self, transport: asyncio.Transport, sink: ResponseSink, *, is_head_request: bool
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._sink = sink
+        self._is_head_request = is_head_request
+        self._buffer = b""
+        self._head: ResponseHead | None = None
+        self._body: Body | None = None
+        self._first_byte: asyncio.Future[None] = self._loop.create_future()
+        self._end: asyncio.Future[None] | None = None
+        self._error: ClusterError | None = None
+        self.last_activity = self._loop.time()
+        self.has_received = False
+        self.has_started = False
+        self.is_over = False
+        self.is_paused = False
+        self.keeps_connection = False
+
+    @property
+    def status(self) -> int:
+        """The answer's status; there is one once the first byte has come."""
+        assert self._head is not None
+        return self._head.status
+
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether a chunk may follow what the sink got."""
+        return self._body is not None and self._body.is_between_chunks
+
+    async def first_byte(self) -> None:
+        """Returns when the sink is started. A caller that is cancelled gives the request up."""
+        try:
+            await self._first_byte
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    async def ended(self) -> None:
+        """Returns when the answer is complete; raises what broke it off."""
+        if not self.is_over:
+            self._end = self._loop.create_future()
+            try:
+                await self._end
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def feed(self, data: bytes) -> None:
+        """Some bytes from the worker."""
+        self.last_activity = self._loop.time()
+        try:
+            if self._body is not None:
+                self._pass_on(data)
+            else:
+                self._feed_head(data)
+        except (BadHead, BadFraming) as error:
+            self.fail(WorkerLost(f"the worker's answer is not valid HTTP: {error}"))
+            self.abort()
+
+    def feed_eof(self) -> None:
+        """The connection is gone, which ends the answer one way or another."""
+        if self.is_over:
+            return
+        if self._head is not None and self._head.body is BodyKind.UNTIL_CLOSE:
+            self._start()
+            self._finish()
+        else:
+            self.fail(WorkerLost("the worker closed the connection before its answer was complete"))
+
+    def fail(self, error: ClusterError) -> None:
+        """End with an error; the first one counts."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._error = error
+        if not self._first_byte.done():
+            self._first_byte.set_exception(error)
+        elif self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def abort(self) -> None:
+        """Give the request up: the worker notices by its connection."""
+        self.is_over = True
+        self.keeps_connection = False
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Hold the worker back."""
+        if not self.is_over:
+            self.is_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Let the worker go on."""
+        if self.is_paused:
+            self.is_paused = False
+            self.last_activity = self._loop.time()
+            self._transport.resume_reading()
+
+    def _feed_head(self, data: bytes) -> None:
+        """Collect the head, or wait for the first byte after it."""
+        self.has_received = True
+        if self._head is None:
+            self._buffer += data
+            data = self._read_head()
+        if self._head is not None and (data or self._head_is_all()):
+            self._start()
+            self._pass_on(data)
+
+    def _read_head(self) -> bytes:
+        """Parse the head if it is there; returns what follows it."""
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head, keeps = parse_response_head(
+                self._buffer[:end], is_head_request=self._is_head_request
+            )
+            self._buffer = self._buffer[end + 4 :]
+            if head.status == 101:
+                raise BadHead("the worker switched protocols")
+            if head.status >= 200:
+                self._head, self.keeps_connection = head, keeps
+                rest, self._buffer = self._buffer, b""
+                return rest
+        if len(self._buffer) > MAX_HEAD_BYTES:
+            raise BadHead("the head is too long")
+        return b""
+
+    def _head_is_all(self) -> bool:
+        assert self._head is not None
+        return self._head.body is BodyKind.NONE or (
+            self._head.body is BodyKind.LENGTH and self._head.length == 0
+        )
+
+    def _start(self) -> None:
+        """Open the sink, once."""
+        if self._body is not None:
+            return
+        head = self._head
+        assert head is not None
+        wants_framing = self._sink.start(head, self)
+        if head.body is BodyKind.CHUNKED:
+            self._body = ChunkedBody(unwraps=not wants_framing)
+        elif head.body is BodyKind.UNTIL_CLOSE:
+            self._body = UntilCloseBody()
+        else:
+            self._body = LengthBody(head.length)
+        self.has_started = True
+        if not self._first_byte.done():
+            self._first_byte.set_result(None)
+
+    def _pass_on(self, data: bytes) -> None:
+        body = self._body
+        assert body is not None
+        data = body.feed(data)
+        if data:
+            self._sink.write(data)
+        if body.is_complete:
+            self.keeps_connection &= not body.has_excess
+            self._finish()
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self._sink.end()
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)

@@ -1,0 +1,121 @@
+"""What happens to one request: answered here, or read for routing and sent to a worker."""
+
+import uuid
+from dataclasses import replace
+
+from expediter.cluster.client import ForwardedRequest, Header
+from expediter.cluster.dispatcher import Dispatcher
+from expediter.errors import ClusterError
+from expediter.gateway.endpoints import Endpoints
+from expediter.gateway.headers import end_to_end
+from expediter.gateway.openai import read_fields
+from expediter.gateway.prompts import PromptReader
+from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
+from expediter.gateway.request import HttpRequest
+from expediter.gateway.server import ClientConnection
+from expediter.gateway.sink import ClientSink
+from expediter.routing.view import RoutedRequest
+
+FORWARDED_PATHS = frozenset({b"/tokenize", b"/detokenize"})
+MAX_REQUEST_ID_BYTES = 256
+_REPLACED_HEADERS = frozenset(
+    {
+        b"content-length",
+        b"expect",
+        b"host",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-request-id",
+    }
+)
+
+
+class RequestHandler:
+    """Called with each request; returns when its answer is written."""
+
+    def __init__(
+        self, *, endpoints: Endpoints, dispatcher: Dispatcher, prompts: PromptReader
+    ) -> None:
+        self._endpoints = endpoints
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+
+    async def __call__(self, request: HttpRequest, connection: ClientConnection) -> None:
+        """Serve one request; a cancelled call has given up at the worker too."""
+        reply = self._endpoints.reply(request)
+        if reply is not None:
+            _write(reply, request, connection)
+        elif request.path.startswith(b"/v1/") or request.path in FORWARDED_PATHS:
+            await self._forward(request, connection)
+        else:
+            _write(error_reply(404, "there is nothing at this path"), request, connection)
+
+    async def _forward(self, request: HttpRequest, connection: ClientConnection) -> None:
+        request_id = _request_id(request)
+        routed = await self._routed(request, request_id.decode("latin-1"))
+        forwarded = ForwardedRequest(
+            method=request.method,
+            target=request.target,
+            headers=_forwarded_headers(request, connection.peer, request_id),
+            body=request.body,
+        )
+        sink = ClientSink(connection, request, request_id=request_id)
+        try:
+            decision = await self._dispatcher.dispatch(routed, forwarded, sink)
+        except ClusterError as error:
+            if sink.has_started:
+                sink.fail(error)
+                return
+            reply = failure_reply(error)
+            headers = (*reply.headers, (b"x-request-id", request_id))
+            _write(replace(reply, headers=headers), request, connection)
+            return
+        usage = sink.usage()
+        if usage is not None:
+            prompt_tokens, cached_tokens = usage
+            self._dispatcher.log.answered(
+                decision, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens
+            )
+
+    async def _routed(self, request: HttpRequest, request_id: str) -> RoutedRequest:
+        """The facts that placement uses; a request without a body has none."""
+        fields = read_fields(request.body) if request.body else None
+        if fields is None:
+            return RoutedRequest(request_id=request_id)
+        lora_name = self._dispatcher.adapter(fields.model)
+        return RoutedRequest(
+            request_id=request_id,
+            model=fields.model,
+            prompt=await self._prompts.read(request.path, fields, lora_name=lora_name),
+            max_output_tokens=fields.max_output_tokens,
+        )
+
+
+def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> None:
+    connection.transport.write(
+        render_reply(reply, keeps_alive=request.keeps_alive, with_body=request.method != b"HEAD")
+    )
+
+
+def _request_id(request: HttpRequest) -> bytes:
+    """The client's name for the request, or a new one."""
+    given = request.header(b"x-request-id")
+    if given and len(given) <= MAX_REQUEST_ID_BYTES:
+        return given
+    return uuid.uuid4().hex.encode()
+
+
+def _forwarded_headers(request: HttpRequest, peer: bytes, request_id: bytes) -> list[Header]:
+    """The client's end-to-end headers, and who it is."""
+    headers = [h for h in end_to_end(request.headers) if h[0] not in _REPLACED_HEADERS]
+    came_through = [v for name, v in request.headers if name == b"x-forwarded-for"]
+    headers += [
+        (b"x-request-id", request_id),
+        (b"x-forwarded-for", b", ".join([*came_through, peer])),
+        (b"x-forwarded-proto", request.header(b"x-forwarded-proto") or b"http"),
+    ]
+    host = request.header(b"x-forwarded-host") or request.header(b"host")
+    if host:
+        headers.append((b"x-forwarded-host", host))
+    return headers

@@ -1,0 +1,81 @@
+"""Heads of HTTP messages: reading a response's, and what may pass from one hop to the next."""
+
+from collections.abc import Iterable, Sequence
+
+from expediter.cluster.client import BodyKind, Header, ResponseHead
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_BODILESS = frozenset({204, 304})
+
+
+class BadHead(ValueError):
+    """The bytes are not the head of an HTTP/1 response."""
+
+
+def end_to_end(headers: Iterable[Header]) -> list[Header]:
+    """The headers meant for the far end: without this hop's own and those it names."""
+    headers = list(headers)
+    named = {
+        token.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in named]
+
+
+def render(headers: Iterable[Header]) -> bytes:
+    """Header lines, each with its line end."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[ResponseHead, bool]:
+    """The head without its empty line, and whether the connection may be kept; raises BadHead."""
+    status_line, *lines = head.split(b"\r\n")
+    version, _, rest = status_line.partition(b" ")
+    code, _, reason = rest.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (len(code) == 3 and code.isdigit()):
+        raise BadHead("no HTTP/1 status line")
+    headers = [_header(line) for line in lines]
+    status = int(code)
+    body, length = _body(status, headers, is_head_request=is_head_request)
+    response = ResponseHead(status=status, reason=reason, headers=headers, body=body, length=length)
+    connection = (response.header(b"connection") or b"").lower()
+    is_kept = b"close" not in connection if version == b"HTTP/1.1" else b"keep-alive" in connection
+    return response, is_kept and body is not BodyKind.UNTIL_CLOSE
+
+
+def _header(line: bytes) -> Header:
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+        raise BadHead("a header line is malformed")
+    return name.lower(), value.strip(b" \t")
+
+
+def _body(status: int, headers: Sequence[Header], *, is_head_request: bool) -> tuple[BodyKind, int]:
+    """How the body is framed, by RFC 9112 section 6.3; both framings at once are refused."""
+    lengths = {value for name, value in headers if name == b"content-length"}
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if len(lengths) > 1 or (lengths and codings) or codings not in ([], [b"chunked"]):
+        raise BadHead("the body's framing is ambiguous")
+    if lengths and not next(iter(lengths)).isdigit():
+        raise BadHead("Content-Length is not a number")
+    if is_head_request or status in _BODILESS:
+        return BodyKind.NONE, 0
+    if codings:
+        return BodyKind.CHUNKED, 0
+    if lengths:
+        return BodyKind.LENGTH, int(next(iter(lengths)))
+    return BodyKind.UNTIL_CLOSE, 0

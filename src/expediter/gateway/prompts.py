@@ -1,0 +1,84 @@
+"""From a request's body to the prompt that routing compares.
+
+With a tokenizer these are the very tokens the worker will compute. Without one, or where tokens
+cannot be known (images, templates that come with the request), it is text. Token-id prompts need
+no tokenizer.
+"""
+
+from typing import Any
+
+from expediter.errors import RequestError
+from expediter.gateway.openai import (
+    CHAT,
+    COMPLETIONS,
+    Fields,
+    decode_messages,
+    decode_tools,
+    longest_prompt,
+    prompt_text,
+)
+from expediter.gateway.tokenizer import PromptTokenizer
+from expediter.routing.prompt import Prompt, packed_prompt, text_prompt, token_prompt
+
+
+class PromptReader:
+    """Reads prompts; `tokenizer` is None where only text is to be compared."""
+
+    def __init__(self, tokenizer: PromptTokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    async def read(self, path: bytes, fields: Fields, *, lora_name: str | None) -> Prompt | None:
+        """The prompt of a request to `path`, or None where there is none to compare."""
+        if path == COMPLETIONS:
+            return await self._completion(fields, lora_name=lora_name)
+        if path == CHAT and self._tokenizer is not None and not fields.chat_template:
+            rendered = _render(self._tokenizer, fields)
+            if rendered is not None:
+                add = bool(fields.add_special_tokens)
+                data = await self._tokenizer.pack(rendered, add_special_tokens=add)
+                return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
+        text = prompt_text(path, fields)
+        return None if text is None else text_prompt(text, cache_salt=fields.cache_salt)
+
+    async def _completion(self, fields: Fields, *, lora_name: str | None) -> Prompt | None:
+        prompt = longest_prompt(fields.prompt)
+        if prompt is None:
+            return None
+        if isinstance(prompt, list):
+            try:
+                return token_prompt(prompt, lora_name=lora_name, cache_salt=fields.cache_salt)
+            except OverflowError:
+                return None
+        if self._tokenizer is None:
+            return text_prompt(prompt, cache_salt=fields.cache_salt)
+        add = fields.add_special_tokens is not False
+        data = await self._tokenizer.pack(prompt, add_special_tokens=add)
+        return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
+
+
+def _render(tokenizer: PromptTokenizer, fields: Fields) -> str | None:
+    """The chat template's text; None where it cannot be known here."""
+    messages = decode_messages(fields.messages)
+    if not messages:
+        return None
+    names: dict[str, Any] = dict(fields.chat_template_kwargs or {})
+    continues = fields.continue_final_message
+    try:
+        text = tokenizer.tokenizer.render_chat(
+            messages,
+            tools=decode_tools(fields.tools),
+            add_generation_prompt=fields.add_generation_prompt and not continues,
+            **names,
+        )
+    except (RequestError, TypeError):
+        return None
+    return _open_ended(text, messages[-1].get("content")) if continues else text
+
+
+def _open_ended(text: str, final_message: object) -> str | None:
+    """The prompt up to the final message's own end, which the model is to continue."""
+    if not isinstance(final_message, str):
+        return None
+    final_message = final_message.strip()
+    start = text.rfind(final_message)
+    return None if start < 0 else text[: start + len(final_message)]

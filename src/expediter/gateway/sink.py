@@ -1,0 +1,128 @@
+"""Where a worker's answer meets the client's socket.
+
+The head is rewritten for this hop; the body's bytes go out as they came, chunk framing included,
+unless the client speaks HTTP/1.0. Reading from the worker stops while the client does not keep up.
+"""
+
+import re
+
+from expediter.cluster.client import BodyKind, Header, Inflow, ResponseHead
+from expediter.cluster.decisions import Decision
+from expediter.errors import ClusterError
+from expediter.gateway.headers import end_to_end, render
+from expediter.gateway.replies import failure_event
+from expediter.gateway.request import HttpRequest
+from expediter.gateway.server import ClientConnection
+
+LAST_CHUNK = b"0\r\n\r\n"
+_USAGE_BYTES = 4096  # a usage object is in the last part of an answer
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+
+
+class ClientSink:
+    """One answer on its way to one client; see ResponseSink."""
+
+    def __init__(
+        self, connection: ClientConnection, request: HttpRequest, *, request_id: bytes
+    ) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._request = request
+        self._request_id = request_id
+        self._decision: Decision | None = None
+        self._inflow: Inflow | None = None
+        self._wraps = False  # the gateway makes chunks of a body that came without framing
+        self._is_chunked = False
+        self._ends_by_close = False
+        self._is_event_stream = False
+        self._before_last = self._last = b""
+        self.has_started = False
+
+    def placed(self, decision: Decision) -> None:
+        """Remember whom to name in the headers."""
+        self._decision = decision
+
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:
+        """Write the head."""
+        self.has_started = True
+        self._inflow = inflow
+        self._connection.watch_writable(self._set_writable)
+        if not self._connection.is_writable:
+            inflow.pause_reading()
+        is_http11 = self._request.version == "1.1"
+        unframed = head.body is BodyKind.UNTIL_CLOSE
+        self._is_chunked = is_http11 and (unframed or head.body is BodyKind.CHUNKED)
+        self._wraps = unframed and is_http11
+        self._is_event_stream = (head.header(b"content-type") or b"").startswith(
+            b"text/event-stream"
+        )
+        self._ends_by_close = not is_http11 and (unframed or head.body is BodyKind.CHUNKED)
+        if self._ends_by_close:
+            self._request.keeps_alive = False
+        self._transport.write(self._render_head(head))
+        return is_http11
+
+    def write(self, data: bytes) -> None:
+        """Pass some of the body on."""
+        self._before_last, self._last = self._last, data
+        if self._wraps:
+            self._transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+        else:
+            self._transport.write(data)
+
+    def end(self) -> None:
+        """Finish the framing, if it is the gateway's."""
+        if self._wraps:
+            self._transport.write(LAST_CHUNK)
+        self._connection.watch_writable(None)
+
+    def fail(self, error: ClusterError) -> None:
+        """Break off so that the client can tell: by an event in a stream, else by the framing."""
+        self._request.keeps_alive = False
+        assert self._inflow is not None
+        takes_chunk = self._is_chunked and (self._wraps or self._inflow.is_between_chunks)
+        if not (self._is_event_stream and (takes_chunk or self._ends_by_close)):
+            # The connection closes before the end that the head promised. Where closing is the
+            # end, only a reset tells.
+            if self._ends_by_close:
+                self._connection.abort()
+            return
+        event = failure_event(error)
+        if self._is_chunked:
+            event = b"%x\r\n%b\r\n%b" % (len(event), event, LAST_CHUNK)
+        self._transport.write(event)
+
+    def usage(self) -> tuple[int, int] | None:
+        """Prompt tokens, and how many of them the worker had cached, if the answer says so."""
+        tail = self._before_last[-_USAGE_BYTES:] + self._last[-_USAGE_BYTES:]
+        cached = _CACHED_TOKENS.findall(tail)
+        prompt = _PROMPT_TOKENS.findall(tail)
+        return (int(prompt[-1]), int(cached[-1])) if cached and prompt else None
+
+    def _set_writable(self, is_writable: bool) -> None:
+        assert self._inflow is not None
+        if is_writable:
+            self._inflow.resume_reading()
+        else:
+            self._inflow.pause_reading()
+
+    def _render_head(self, head: ResponseHead) -> bytes:
+        headers = [h for h in end_to_end(head.headers) if not h[0].startswith(b"x-expediter-")]
+        if head.header(b"x-request-id") is None:
+            headers.append((b"x-request-id", self._request_id))
+        headers += self._own_headers()
+        if self._is_chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if not self._request.keeps_alive:
+            headers.append((b"connection", b"close"))
+        return b"HTTP/1.1 %d %b\r\n%b\r\n" % (head.status, head.reason, render(headers))
+
+    def _own_headers(self) -> list[Header]:
+        decision = self._decision
+        assert decision is not None
+        return [
+            (b"x-expediter-worker", decision.worker_id.encode()),
+            (b"x-expediter-reason", decision.reason.encode()),
+            (b"x-expediter-matched-tokens", b"%d" % decision.matched_tokens),
+        ]

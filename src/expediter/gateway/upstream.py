@@ -1,0 +1,217 @@
+"""A worker over HTTP: pooled connections, and the request that goes down one of them."""
+
+import asyncio
+import socket
+import ssl
+from urllib.parse import urlsplit
+
+from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink
+from expediter.cluster.decisions import Decision
+from expediter.config import GatewayConfig, WorkerEndpoint
+from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent
+from expediter.gateway.exchange import HttpExchange
+from expediter.gateway.headers import render
+
+MAX_IDLE_CONNECTIONS = 1024
+_BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+
+
+class HttpWorker:
+    """The worker behind one URL. Call `sweep` now and then: that is what enforces time-outs."""
+
+    def __init__(self, endpoint: WorkerEndpoint, config: GatewayConfig) -> None:
+        url = urlsplit(endpoint.url)
+        self._host = url.hostname or "127.0.0.1"
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._authority = url.netloc.rpartition("@")[2].encode()
+        self._base_path = url.path.rstrip("/").encode()
+        self._config = config
+        self._idle: list[UpstreamConnection] = []
+        self._all: set[UpstreamConnection] = set()
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections, busy and idle."""
+        return len(self._all)
+
+    async def send(self, request: ForwardedRequest, sink: ResponseSink) -> HttpExchange:
+        """See WorkerClient. A stale pooled connection is replaced by a new one, once."""
+        head = self._head(request)
+        connection = self._take_idle()
+        if connection is not None:
+            exchange = connection.start(request, head, sink)
+            try:
+                await exchange.first_byte()
+            except WorkerLost:
+                if exchange.has_received:
+                    raise
+            else:
+                return exchange
+        connection = await self._connect()
+        exchange = connection.start(request, head, sink)
+        await exchange.first_byte()
+        return exchange
+
+    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
+        """See WorkerClient."""
+        sink = _Collector()
+        request = ForwardedRequest(method=b"GET", target=path.encode())
+        try:
+            async with asyncio.timeout(timeout):
+                exchange = await self.send(request, sink)
+                await exchange.ended()
+        except TimeoutError:
+            raise WorkerSilent(f"no answer to {path} in {timeout:g} s") from None
+        return exchange.status, b"".join(sink.pieces)
+
+    def sweep(self, now: float) -> None:
+        """End exchanges whose worker has been silent for too long."""
+        for connection in [c for c in self._all if c.exchange is not None]:
+            exchange = connection.exchange
+            if exchange is None or exchange.is_paused:
+                continue
+            config = self._config
+            limit = config.idle_seconds if exchange.has_started else config.first_byte_seconds
+            if now - exchange.last_activity > limit:
+                exchange.fail(WorkerSilent(f"the worker has been silent for {limit:g} s"))
+                exchange.abort()
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for connection in list(self._all):
+            connection.abort()
+
+    def release(self, connection: "UpstreamConnection") -> None:
+        """An exchange is over and its connection can take another."""
+        if len(self._idle) < MAX_IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def forget(self, connection: "UpstreamConnection") -> None:
+        """A connection is gone."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _take_idle(self) -> "UpstreamConnection | None":
+        # The one used last is the least likely to have been closed by the worker.
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closing:
+                return connection
+        return None
+
+    async def _connect(self) -> "UpstreamConnection":
+        loop = asyncio.get_running_loop()
+        seconds = self._config.connect_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise WorkerRefused(f"no connection in {seconds:g} s") from None
+        except OSError as error:
+            raise WorkerRefused(f"no connection: {error}") from error
+        self._all.add(connection)
+        return connection
+
+    def _head(self, request: ForwardedRequest) -> bytes:
+        has_length = request.body or request.method not in _BODILESS_METHODS
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
+            request.method,
+            self._base_path,
+            request.target,
+            self._authority,
+            render(request.headers),
+            b"content-length: %d\r\n" % len(request.body) if has_length else b"",
+        )
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a worker; it serves one exchange at a time."""
+
+    def __init__(self, worker: HttpWorker) -> None:
+        self._worker = worker
+        self._transport: asyncio.Transport | None = None
+        self.exchange: HttpExchange | None = None
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is of no more use."""
+        return self._transport is None or self._transport.is_closing()
+
+    def start(self, request: ForwardedRequest, head: bytes, sink: ResponseSink) -> HttpExchange:
+        """Send a request; the answer goes to the sink."""
+        assert self._transport is not None
+        self.exchange = HttpExchange(
+            self._transport, sink, is_head_request=request.method == b"HEAD"
+        )
+        if request.body:
+            self._transport.writelines((head, request.body))
+        else:
+            self._transport.write(head)
+        return self.exchange
+
+    def abort(self) -> None:
+        """Close at once; a running exchange fails."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The worker accepted."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        set_no_delay(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the exchange; once it is over the connection goes back to the pool."""
+        exchange = self.exchange
+        if exchange is None:
+            self.abort()  # a worker that speaks unasked is out of step
+            return
+        exchange.feed(data)
+        if exchange.is_over:
+            self.exchange = None
+            if exchange.keeps_connection:
+                exchange.resume_reading()
+                self._worker.release(self)
+            else:
+                self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The worker hung up, or this side did."""
+        self._worker.forget(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.feed_eof()
+
+
+class _Collector:
+    """A sink that keeps the body."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def placed(self, decision: Decision) -> None:
+        """Nobody chose."""
+
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:  # noqa: ARG002
+        """Contents only, please."""
+        return False
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.pieces.append(data)
+
+    def end(self) -> None:
+        """Nothing left to do."""
+
+
+def set_no_delay(transport: asyncio.BaseTransport) -> None:
+    """Small writes go out at once: a token must not wait for the next one's acknowledgement."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
