@@ -124,8 +124,8 @@ def fleet(args: argparse.Namespace) -> Iterator[str]:
 
 def ready(url: str, num_workers: int) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.get(f"{url}/health")
-        return answer.status_code == 200 and answer.json()["num_ready"] >= num_workers
+        answer = httpx.get(f"{url}/ready")
+        return bool(answer.json()["num_ready_workers"] >= num_workers)
     return False
 
 

@@ -52,7 +52,7 @@ def test_the_gateway_and_each_worker_read_their_settings_from_a_file(tmp_path: P
     assert told.tokenizer == "/models/m"
     for spec, worker in zip(others, workers, strict=True):
         assert load_config(Path(spec.command[-1]), environ={}).worker == worker
-        assert spec.health_url == f"http://127.0.0.1:{worker.port}/health"
+        assert spec.ready_url == f"http://127.0.0.1:{worker.port}/health"
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:

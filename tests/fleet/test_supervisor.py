@@ -45,7 +45,7 @@ def process(tmp_path: Path, name: str, code: str, *, port: int = 9) -> FleetProc
     spec = ProcessSpec(
         name=name,
         command=[sys.executable, "-c", code, str(port)],
-        health_url=f"http://127.0.0.1:{port}/health",
+        ready_url=f"http://127.0.0.1:{port}/health",
         log=tmp_path / f"{name}.log",
     )
     return FleetProcess(spec, environment=dict(os.environ))
@@ -86,7 +86,7 @@ async def test_all_are_ready_after_start_and_gone_after_stop(tmp_path: Path) -> 
         assert {line.split()[0] for line in lines} == {"a", "b", "c"}
         pids = [process.pid for process in processes]
         for one in processes:
-            assert await is_healthy(one.spec.health_url)
+            assert await is_healthy(one.spec.ready_url)
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
 
 
@@ -177,7 +177,7 @@ from pathlib import Path
 from expediter.fleet.process import FleetProcess, ProcessSpec
 async def main():
     spec = ProcessSpec(name="c", command=[sys.executable, "-c", {child!r}, {str(up)!r}],
-                       health_url="", log=Path({str(tmp_path / "c.log")!r}))
+                       ready_url="", log=Path({str(tmp_path / "c.log")!r}))
     process = FleetProcess(spec, environment=dict(os.environ))
     await process.start()
     print(process.pid, flush=True)

@@ -46,32 +46,43 @@ def plan_fleet(
     config: Config, workers: Sequence[WorkerConfig], *, folder: Path
 ) -> list[ProcessSpec]:
     """The gateway and its workers as commands; writes each one's file into `folder`."""
-    endpoints = tuple(
-        WorkerEndpoint(url=local_url(worker.host, worker.port), worker_id=worker.worker_id)
-        for worker in workers
+    urls = {worker.worker_id: local_url(worker.host, worker.port) for worker in workers}
+    gateway = replace(
+        config.gateway,
+        workers=tuple(WorkerEndpoint(url=url, worker_id=name) for name, url in urls.items()),
+        tokenizer=config.gateway.tokenizer or config.worker.engine.model,
     )
-    tokenizer = config.gateway.tokenizer or config.worker.engine.model
-    gateway = replace(config.gateway, workers=endpoints, tokenizer=tokenizer)
+    gateway_url = local_url(gateway.host, gateway.port)
     return [
-        _spec("gateway", "serve", Config(gateway=gateway), folder=folder),
+        # A gateway is ready once it has a worker.
+        _spec(
+            "gateway",
+            ("serve", Config(gateway=gateway)),
+            ready=f"{gateway_url}/ready",
+            folder=folder,
+        ),
         *(
-            _spec(worker.worker_id, "worker", Config(worker=worker), folder=folder)
+            _spec(
+                worker.worker_id,
+                ("worker", Config(worker=worker)),
+                ready=f"{urls[worker.worker_id]}/health",
+                folder=folder,
+            )
             for worker in workers
         ),
     ]
 
 
-def _spec(name: str, command: str, config: Config, *, folder: Path) -> ProcessSpec:
+def _spec(name: str, told: tuple[str, Config], *, ready: str, folder: Path) -> ProcessSpec:
+    """A process that runs `expediter`'s command with the config, both of them in `told`."""
+    command, config = told
     file = folder / f"{name}.toml"
     file.write_text(to_toml(config), "utf-8")
-    listens = config.gateway if command == "serve" else config.worker
+    expediter = (sys.executable, "-m", "expediter", "--with-parent")
     return ProcessSpec(
         name=name,
-        command=(
-            *(sys.executable, "-m", "expediter", "--with-parent"),
-            *(command, "--config", str(file)),
-        ),
-        health_url=f"{local_url(listens.host, listens.port)}/health",
+        command=(*expediter, command, "--config", str(file)),
+        ready_url=ready,
         log=folder / f"{name}.log",
     )
 

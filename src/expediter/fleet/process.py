@@ -21,11 +21,11 @@ LOG_TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run. The process is ready once `health_url` answers 200."""
+    """What to run. The process is ready once `ready_url` answers 200."""
 
     name: str
     command: Sequence[str]
-    health_url: str
+    ready_url: str
     log: Path
 
 

@@ -81,7 +81,7 @@ class Supervisor:
     async def _until_ready(self, process: FleetProcess) -> None:
         try:
             async with asyncio.timeout(self._config.start_seconds):
-                while not await self._probe(process.spec.health_url):
+                while not await self._probe(process.spec.ready_url):
                     if not process.is_running:
                         raise _failure(process)
                     await asyncio.sleep(PROBE_SECONDS)
