@@ -52,37 +52,27 @@ def plan_fleet(
         workers=tuple(WorkerEndpoint(url=url, worker_id=name) for name, url in urls.items()),
         tokenizer=config.gateway.tokenizer or config.worker.engine.model,
     )
-    gateway_url = local_url(gateway.host, gateway.port)
+    front = local_url(gateway.host, gateway.port)
+    # A gateway is ready once it has a worker.
+    commands = [("gateway", "serve", Config(gateway=gateway), f"{front}/ready")]
+    for worker in workers:
+        name = worker.worker_id
+        commands.append((name, "worker", Config(worker=worker), f"{urls[name]}/health"))
     return [
-        # A gateway is ready once it has a worker.
-        _spec(
-            "gateway",
-            ("serve", Config(gateway=gateway)),
-            ready=f"{gateway_url}/ready",
-            folder=folder,
-        ),
-        *(
-            _spec(
-                worker.worker_id,
-                ("worker", Config(worker=worker)),
-                ready=f"{urls[worker.worker_id]}/health",
-                folder=folder,
-            )
-            for worker in workers
-        ),
+        _spec(name, told, command=command, ready_url=ready_url, folder=folder)
+        for name, command, told, ready_url in commands
     ]
 
 
-def _spec(name: str, told: tuple[str, Config], *, ready: str, folder: Path) -> ProcessSpec:
-    """A process that runs `expediter`'s command with the config, both of them in `told`."""
-    command, config = told
+def _spec(name: str, told: Config, *, command: str, ready_url: str, folder: Path) -> ProcessSpec:
+    """A process that runs one of `expediter`'s commands, with its settings in a file."""
     file = folder / f"{name}.toml"
-    file.write_text(to_toml(config), "utf-8")
+    file.write_text(to_toml(told), "utf-8")
     expediter = (sys.executable, "-m", "expediter", "--with-parent")
     return ProcessSpec(
         name=name,
         command=(*expediter, command, "--config", str(file)),
-        ready_url=ready,
+        ready_url=ready_url,
         log=folder / f"{name}.log",
     )
 
