@@ -21,6 +21,7 @@ from expediter.kvcache.hashing import (
     items_in_block,
 )
 from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
+from expediter.kvcache.radix_cache import RadixPrefixCache
 from expediter.kvcache.sequence import KVSequence
 from expediter.request import Request
 
@@ -212,7 +213,7 @@ def _prefix_cache(config: KVCacheConfig) -> PrefixCache:
         case "hash":
             return HashPrefixCache()
         case "radix":
-            return HashPrefixCache()
+            return RadixPrefixCache()
         case _:
             assert_never(config.prefix_cache)
 
