@@ -95,6 +95,10 @@ class KVCacheManager:
             sequence.matched_version = self._cache.version
         return sequence.matched_blocks * self.block_size
 
+    def max_cached_tokens(self, sequence: KVSequence) -> int:
+        """The most tokens that `num_cached_tokens` could ever be."""
+        return self._max_hit(sequence) * self.block_size
+
     def admit(self, sequence: KVSequence, *, headroom: int = 0) -> int | None:
         """Take slots for all of the sequence's tokens; how many tokens need no computing.
 

@@ -28,9 +28,9 @@ from expediter.request import FinishReason, Request, RequestId, RequestOutput, S
 from expediter.scheduling.horizon import fast_forward, num_safe_steps
 from expediter.scheduling.limits import check_fits
 from expediter.scheduling.output import ModelOutput, ScheduledChunk, SchedulerOutput
+from expediter.scheduling.policy import waiting_queue
 from expediter.scheduling.state import RequestState
 from expediter.scheduling.step import Step
-from expediter.scheduling.waiting import Fcfs, WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._max_running = min(config.max_running, config.max_batched_tokens)
         self._states: dict[RequestId, RequestState] = {}
         self._running: list[RequestState] = []  # oldest first
-        self._waiting: WaitingQueue = Fcfs()
+        self._waiting = waiting_queue(config, kv_cache)
         self._num_waiting_tokens = 0
         self._num_added = 0
         self._is_memory_full = False  # admission failed and nothing was released since

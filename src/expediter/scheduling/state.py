@@ -53,6 +53,11 @@ class RequestState:
         return self.request.request_id
 
     @property
+    def was_admitted(self) -> bool:
+        """Whether it ever was in a batch; if it waits, it was preempted."""
+        return self.num_cached_tokens is not None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known: prompt and output."""
         return self.sequence.num_tokens
