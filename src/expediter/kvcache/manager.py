@@ -8,7 +8,8 @@ two requests computed the same text side by side, the later one adopts the cache
 returns its own: one block a name, as in SGLang's radix tree.
 """
 
-from typing import assert_never
+from collections.abc import Sequence
+from typing import assert_never, cast
 
 from expediter.config import KVCacheConfig
 from expediter.kvcache.block_pool import BlockPool
@@ -168,10 +169,10 @@ class KVCacheManager:
             return None
         return BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
 
-    def _given_names(self, request: Request) -> list[BlockHash]:
+    def _given_names(self, request: Request) -> Sequence[BlockHash]:
         if request.block_hashes is None or not self._prefix_caching:
-            return []
-        return [BlockHash(name) for name in request.block_hashes]
+            return ()
+        return cast("Sequence[BlockHash]", request.block_hashes)  # not copied: they may be many
 
     def _max_hit(self, sequence: KVSequence) -> int:
         """Blocks that may be hit: the last token's logits must be computed."""

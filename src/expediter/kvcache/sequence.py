@@ -19,6 +19,7 @@ class KVSequence:
 
     __slots__ = (
         "_hasher",
+        "_names",
         "block_hashes",
         "block_ids",
         "blocks",
@@ -43,7 +44,8 @@ class KVSequence:
         self.num_tokens = num_tokens
         self.context = context
         self._hasher = hasher
-        self.block_hashes = list(block_hashes)
+        self._names: list[BlockHash] = []
+        self.block_hashes = self._names if hasher else block_hashes
         self.blocks: list[KVCacheBlock] = []
         self.block_ids: list[int] = []
         self.num_cached_blocks = 0
@@ -60,4 +62,4 @@ class KVSequence:
     def name_blocks(self) -> None:
         """Name the full blocks that have no name yet."""
         if self._hasher is not None:
-            self._hasher.extend(self.block_hashes, self.token_ids)
+            self._hasher.extend(self._names, self.token_ids)
