@@ -116,7 +116,8 @@ class Dispatcher:
             for worker_id in worker_ids
         ]
         if request.prompt is None:
-            return self._by_load.choose(request, ClusterView(workers=workers))
+            policy = self._by_load if self._policy.uses_prefixes else self._policy
+            return policy.choose(request, ClusterView(workers=workers))
         found = self._index.match(request.prompt)
         matched = {worker_id: found[worker_id] for worker_id in worker_ids if worker_id in found}
         return self._policy.choose(request, ClusterView(workers=workers, matched=matched))

@@ -53,7 +53,7 @@ class Endpoints:
 
     def _models(self) -> Reply:
         """Every model once, as the first worker that serves it describes it."""
-        cards = {}
+        cards: dict[str, object] = {}
         for member in reversed(self._membership.ready()):
             cards |= member.model_cards
         return json_reply({"object": "list", "data": list(cards.values())})

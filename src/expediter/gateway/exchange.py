@@ -110,7 +110,7 @@ class HttpExchange:
 
     def pause_reading(self) -> None:
         """Hold the worker back."""
-        if not self.is_over:
+        if not self.is_over and not self._transport.is_closing():
             self.is_paused = True
             self._transport.pause_reading()
 
@@ -119,7 +119,8 @@ class HttpExchange:
         if self.is_paused:
             self.is_paused = False
             self.last_activity = self._loop.time()
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def _feed_head(self, data: bytes) -> None:
         """Collect the head, or wait for the first byte after it."""

@@ -69,9 +69,8 @@ class Gateway:
             index=self.index,
             clock=clock,
         )
-        handler = RequestHandler(
-            endpoints=endpoints, dispatcher=self.dispatcher, prompts=PromptReader(exact)
-        )
+        prompts = PromptReader(exact) if policy.uses_prefixes else None
+        handler = RequestHandler(endpoints=endpoints, dispatcher=self.dispatcher, prompts=prompts)
         self._server = HttpServer(handler, config)
         for endpoint in config.workers:
             self.membership.add(endpoint)

@@ -14,6 +14,7 @@ from expediter.gateway.replies import Reply, error_reply, failure_reply, render_
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 from expediter.gateway.sink import ClientSink
+from expediter.routing.prompt import BYTES_PER_TOKEN
 from expediter.routing.view import RoutedRequest
 
 FORWARDED_PATHS = frozenset({b"/tokenize", b"/detokenize"})
@@ -35,8 +36,9 @@ class RequestHandler:
     """Called with each request; returns when its answer is written."""
 
     def __init__(
-        self, *, endpoints: Endpoints, dispatcher: Dispatcher, prompts: PromptReader
+        self, *, endpoints: Endpoints, dispatcher: Dispatcher, prompts: PromptReader | None
     ) -> None:
+        """`prompts` is None where placement does not look at them."""
         self._endpoints = endpoints
         self._dispatcher = dispatcher
         self._prompts = prompts
@@ -83,17 +85,21 @@ class RequestHandler:
         fields = read_fields(request.body) if request.body else None
         if fields is None:
             return RoutedRequest(request_id=request_id)
-        lora_name = self._dispatcher.adapter(fields.model)
+        prompt = None
+        if self._prompts is not None:
+            lora_name = self._dispatcher.adapter(fields.model)
+            prompt = await self._prompts.read(request.path, fields, lora_name=lora_name)
         return RoutedRequest(
             request_id=request_id,
             model=fields.model,
-            prompt=await self._prompts.read(request.path, fields, lora_name=lora_name),
+            prompt=prompt,
+            body_tokens=len(request.body) // BYTES_PER_TOKEN,
             max_output_tokens=fields.max_output_tokens,
         )
 
 
 def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> None:
-    connection.transport.write(
+    connection.write(
         render_reply(reply, keeps_alive=request.keeps_alive, with_body=request.method != b"HEAD")
     )
 

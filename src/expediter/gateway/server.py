@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from expediter.config import GatewayConfig
 from expediter.gateway.replies import error_reply, render_reply
@@ -72,7 +73,7 @@ class HttpServer:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client. `transport` is for the handler to write the answer to."""
+    """One client; the handler writes the answer to it."""
 
     transport: asyncio.Transport
 
@@ -100,14 +101,18 @@ class ClientConnection(asyncio.Protocol):
         """Whether the client keeps up with what is written."""
         return self._stalled_since is None
 
+    def write(self, data: bytes) -> None:
+        """Send to the client, unless it has just left: then nobody would read it."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def watch_writable(self, listener: Callable[[bool], None] | None) -> None:
         """Tell `listener` when the client stops keeping up, and when it does again."""
         self._on_writable = listener
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         set_no_delay(transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]).encode() if peer else b"unknown"
@@ -192,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
     def _send_continue(self) -> None:
         if self._owes_continue and self.task is None and not self._pending:
             self._owes_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _advance(self) -> None:
         """Start the next request if none runs."""
@@ -204,13 +209,14 @@ class ClientConnection(asyncio.Protocol):
             if self._server.is_stopping:
                 request.keeps_alive = False
             self.task = self._loop.create_task(self._serve(request))
-        if len(self._pending) >= MAX_PIPELINED:
+        if len(self._pending) >= MAX_PIPELINED and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def _answer_refused(self, error: BadRequest) -> None:
         reply = error_reply(error.status, str(error))
-        self.transport.write(render_reply(reply, keeps_alive=False))
-        self.transport.write_eof()
+        self.write(render_reply(reply, keeps_alive=False))
+        if not self.transport.is_closing():
+            self.transport.write_eof()
         self._refused_at = self._loop.time()
 
     async def _serve(self, request: HttpRequest) -> None:

@@ -27,7 +27,6 @@ class ClientSink:
         self, connection: ClientConnection, request: HttpRequest, *, request_id: bytes
     ) -> None:
         self._connection = connection
-        self._transport = connection.transport
         self._request = request
         self._request_id = request_id
         self._decision: Decision | None = None
@@ -60,21 +59,21 @@ class ClientSink:
         self._ends_by_close = not is_http11 and (unframed or head.body is BodyKind.CHUNKED)
         if self._ends_by_close:
             self._request.keeps_alive = False
-        self._transport.write(self._render_head(head))
+        self._connection.write(self._render_head(head))
         return is_http11
 
     def write(self, data: bytes) -> None:
         """Pass some of the body on."""
         self._before_last, self._last = self._last, data
         if self._wraps:
-            self._transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
         else:
-            self._transport.write(data)
+            self._connection.write(data)
 
     def end(self) -> None:
         """Finish the framing, if it is the gateway's."""
         if self._wraps:
-            self._transport.write(LAST_CHUNK)
+            self._connection.write(LAST_CHUNK)
         self._connection.watch_writable(None)
 
     def fail(self, error: ClusterError) -> None:
@@ -91,7 +90,7 @@ class ClientSink:
         event = failure_event(error)
         if self._is_chunked:
             event = b"%x\r\n%b\r\n%b" % (len(event), event, LAST_CHUNK)
-        self._transport.write(event)
+        self._connection.write(event)
 
     def usage(self) -> tuple[int, int] | None:
         """Prompt tokens, and how many of them the worker had cached, if the answer says so."""

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from typing import cast
 from urllib.parse import urlsplit
 
 from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink
@@ -162,8 +163,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The worker accepted."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         set_no_delay(transport)
 
     def data_received(self, data: bytes) -> None:

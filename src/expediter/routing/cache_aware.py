@@ -26,6 +26,8 @@ from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerVie
 class CacheAware:
     """argmax(matched - lambda * load) among workers that are not overloaded."""
 
+    uses_prefixes = True
+
     def __init__(self, *, load_weight: float, max_imbalance: float, slack_tokens: int) -> None:
         """`load_weight` is lambda, `max_imbalance` is eps."""
         self._load_weight = load_weight

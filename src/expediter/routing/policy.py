@@ -9,7 +9,12 @@ from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerVie
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among a view's workers. May remember its choices; changes nothing else."""
+    """Chooses among a view's workers. May remember its choices; changes nothing else.
+
+    `uses_prefixes` says whether matches matter: if not, nobody computes them.
+    """
+
+    uses_prefixes: bool
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:
         """The worker for the request, which is always one of the view's."""
@@ -36,6 +41,8 @@ class Turns:
 class Random:
     """Every worker is as likely as any other."""
 
+    uses_prefixes = False
+
     def __init__(self, *, rng: random.Random) -> None:
         self._rng = rng
 
@@ -46,6 +53,8 @@ class Random:
 
 class RoundRobin:
     """Workers take turns."""
+
+    uses_prefixes = False
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -59,6 +68,8 @@ class RoundRobin:
 
 class LeastLoaded:
     """The least outstanding work; equals take turns."""
+
+    uses_prefixes = False
 
     def __init__(self) -> None:
         self._turns = Turns()

@@ -12,20 +12,22 @@ from expediter.routing.prompt import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
-    """The facts of a request that placement may use; `prompt` is None where there is none.
+    """The facts of a request that placement may use; `prompt` is None where none is compared.
 
-    `max_output_tokens` is the caller's limit, if given.
+    `body_tokens` estimates its length from the body's; `max_output_tokens` is the caller's limit,
+    if given.
     """
 
     request_id: str
     model: str | None = None
     prompt: Prompt | None = None
+    body_tokens: int = 0
     max_output_tokens: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """The prompt's length in tokens; an estimate where only text is known."""
-        return self.prompt.num_tokens if self.prompt is not None else 0
+        """The prompt's length in tokens; an estimate where they are not known."""
+        return self.prompt.num_tokens if self.prompt is not None else self.body_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
