@@ -27,6 +27,7 @@ up: $(VENV)/.runtime
 
 TESTS ?=
 test: check
+	$(BIN)/expediter fetch
 	$(BIN)/python -m pytest $(TESTS)
 
 check: $(VENV)/.dev
