@@ -86,12 +86,13 @@ class Membership:
         self._connect = connect
         self._index = index
         self._interval = interval_seconds
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self.members: dict[WorkerId, Member] = {}
 
     async def run(self) -> None:
-        """Watch every worker, those added later too."""
+        """Watch every worker, those added later too; all are dropped in the end."""
+        self._context = zmq.Context()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for member in self.members.values():
@@ -190,6 +191,7 @@ class Membership:
 
     async def _subscribe(self, member: Member) -> None:
         """Follow the worker's KV events, from nothing; keep what already follows them."""
+        assert self._context is not None
         sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
         self._unsubscribe(member, keep=sources)
         self._index.clear(member.worker_id)
