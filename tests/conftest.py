@@ -1,8 +1,11 @@
 """What tests of several packages share."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from expediter.config import environment
 
@@ -14,3 +17,12 @@ def traces() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("EXPEDITER_TRACES names no folder of traces")
     return Path(folder)
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The gateway is tested on uvloop, which it runs on; the rest on asyncio's own loop."""
+    if "gateway" in item.path.parent.name:
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}

@@ -60,11 +60,14 @@ def test_a_signed_hash_equals_its_unsigned_twin(value: int) -> None:
 
 def test_blocks_off_the_device_and_unknown_events_are_left_out() -> None:
     stored = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": 1}
-    assert decode(
-        {**stored, "medium": "CPU"},
-        {"type": "BlockRemoved", "block_hashes": [1], "medium": "STORAGE"},
-        {"type": "BlockPolished", "block_hashes": [1]},
-    ) == []
+    assert (
+        decode(
+            {**stored, "medium": "CPU"},
+            {"type": "BlockRemoved", "block_hashes": [1], "medium": "STORAGE"},
+            {"type": "BlockPolished", "block_hashes": [1]},
+        )
+        == []
+    )
     assert len(decode({**stored, "medium": "GPU"}, {**stored, "medium": None})) == 2
 
 

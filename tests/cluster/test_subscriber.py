@@ -36,9 +36,7 @@ class Following:
 
 
 @asynccontextmanager
-async def following(
-    publisher: FakePublisher, *, replays: bool = True
-) -> AsyncIterator[Following]:
+async def following(publisher: FakePublisher, *, replays: bool = True) -> AsyncIterator[Following]:
     index = PrefixIndex(clock=lambda: 0.0, block_size=2, assumed_capacity=10)
     index.add_worker(WORKER)
     scene = Following(publisher, index)

@@ -8,6 +8,8 @@ ahead is told to wait.
 
 import asyncio
 import logging
+import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -187,6 +189,13 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once."""
+        self.transport.abort()
+
+    def reset(self) -> None:
+        """Close so that the client's next read fails."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _refuse(self, error: BadRequest) -> None:

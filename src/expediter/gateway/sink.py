@@ -85,7 +85,7 @@ class ClientSink:
             # The connection closes before the end that the head promised. Where closing is the
             # end, only a reset tells.
             if self._ends_by_close:
-                self._connection.abort()
+                self._connection.reset()
             return
         event = failure_event(error)
         if self._is_chunked:
