@@ -50,7 +50,7 @@ class FakeClient:
     num_requests: int = 0
     num_probes: int = 0
 
-    async def send(self, request: ForwardedRequest, sink: ResponseSink) -> FakeExchange:
+    async def send(self, request: ForwardedRequest, sink: ResponseSink) -> FakeExchange:  # noqa: ARG002
         self.num_requests += 1
         if self.refusal is not None:
             raise self.refusal
@@ -59,7 +59,7 @@ class FakeClient:
         sink.write(self.name.encode())
         return FakeExchange(self.status, self.failure, self.gate)
 
-    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:
+    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ARG002, ASYNC109
         if path == "/health":
             self.num_probes += 1
             return self.health(), b""
@@ -79,7 +79,7 @@ class FakeSink:
     def placed(self, decision: Decision) -> None:
         self.placements.append(decision)
 
-    def start(self, head: ResponseHead, inflow: Inflow) -> bool:
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:  # noqa: ARG002
         self.has_started = True
         return True
 

@@ -78,7 +78,7 @@ class FakeWorker:
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
-        while self._writers:
+        while self._writers:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
     @property
@@ -122,7 +122,7 @@ class FakeWorker:
 
 
 async def _until_gone(reader: asyncio.StreamReader) -> None:
-    while not reader.at_eof() and reader.exception() is None:
+    while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
@@ -161,7 +161,7 @@ async def gateway_before(
     try:
         if waits:
             async with asyncio.timeout(10):
-                while len(gateway.membership.ready()) < len(workers):
+                while len(gateway.membership.ready()) < len(workers):  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
         yield gateway
     finally:
@@ -257,5 +257,5 @@ async def ask(gateway: Gateway, request: bytes) -> Answer:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -78,18 +78,21 @@ async def test_a_stream_arrives_chunk_by_chunk_as_it_was_sent() -> None:
             gate.clear()
         writer.write(b"0\r\n\r\n")
 
-    async with FakeWorker(script) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            client.send(post(b'{"stream": true}'))
-            head = await client.reader.readuntil(b"\r\n\r\n")
-            assert b"transfer-encoding: chunked" in head
-            for event in STREAM:
-                # Each arrives although the next one has not been sent.
-                assert await client.reader.readexactly(len(chunk(event))) == chunk(event)
-                gate.set()
-            assert await client.reader.readexactly(5) == b"0\r\n\r\n"
-            client.send(post())  # and the connection goes on
-            await until(lambda: len(worker.received) == 2)
+    async with (
+        FakeWorker(script) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        client.send(post(b'{"stream": true}'))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head
+        for event in STREAM:
+            # Each arrives although the next one has not been sent.
+            assert await client.reader.readexactly(len(chunk(event))) == chunk(event)
+            gate.set()
+        assert await client.reader.readexactly(5) == b"0\r\n\r\n"
+        client.send(post())  # and the connection goes on
+        await until(lambda: len(worker.received) == 2)
 
 
 @pytest.mark.parametrize(
@@ -110,35 +113,44 @@ async def test_every_framing_of_an_answer_is_understood(raw: bytes, body: bytes)
             await writer.drain()
             writer.close()
 
-    async with FakeWorker(script) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            for _ in range(3):
-                client.send(post())
-                answer = await client.answer()
-                assert (answer.body, answer.is_complete) == (body, True)
-                assert answer.status == (204 if b"204" in raw else 200)
+    async with (
+        FakeWorker(script) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        for _ in range(3):
+            client.send(post())
+            answer = await client.answer()
+            assert (answer.body, answer.is_complete) == (body, True)
+            assert answer.status == (204 if b"204" in raw else 200)
 
 
 async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
     raw = OK + b"transfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
-    async with FakeWorker(always(raw)) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            client.send(post(version="1.0"))
-            answer = await client.answer()
-            assert answer.body == b"hello"
-            assert "transfer-encoding" not in answer.headers
-            assert await client.is_closed()
+    async with (
+        FakeWorker(always(raw)) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        client.send(post(version="1.0"))
+        answer = await client.answer()
+        assert answer.body == b"hello"
+        assert "transfer-encoding" not in answer.headers
+        assert await client.is_closed()
 
 
 async def test_a_head_request_has_no_body_but_its_length() -> None:
     raw = OK + b"content-length: 5\r\n\r\n"
-    async with FakeWorker(always(raw)) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            for path, length in (("/v1/files", "5"), ("/health", "15")):
-                client.send(get(path, method="HEAD"))
-                answer = await client.answer(to_head=True)
-                assert answer.headers["content-length"] == length
-            assert worker.received[0].method == "HEAD"
+    async with (
+        FakeWorker(always(raw)) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        for path, length in (("/v1/files", "5"), ("/health", "15")):
+            client.send(get(path, method="HEAD"))
+            answer = await client.answer(to_head=True)
+            assert answer.headers["content-length"] == length
+        assert worker.received[0].method == "HEAD"
 
 
 async def test_requests_sent_ahead_are_answered_in_order() -> None:
@@ -146,58 +158,70 @@ async def test_requests_sent_ahead_are_answered_in_order() -> None:
         await asyncio.sleep(0.001 * (10 - int(request.body)))
         writer.write(OK + b"content-length: %d\r\n\r\n%b" % (len(request.body), request.body))
 
-    async with FakeWorker(script) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            client.send(b"".join(post(b"%d" % i) for i in range(10)) + post(b"9" * 30) * 40)
-            assert [(await client.answer()).body for _ in range(10)] == [
-                b"%d" % i for i in range(10)
-            ]
+    async with (
+        FakeWorker(script) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        client.send(b"".join(post(b"%d" % i) for i in range(10)) + post(b"9" * 30) * 40)
+        assert [(await client.answer()).body for _ in range(10)] == [b"%d" % i for i in range(10)]
 
 
 async def test_chunked_request_bodies_are_joined() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with FakeWorker(always(JSON_OK)) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            client.send(head + chunk(b'{"pro') + chunk(b'mpt": 1}') + b"0\r\nTrailer: x\r\n\r\n")
-            assert (await client.answer()).status == 200
-            received = worker.received[0]
-            assert received.body == b'{"prompt": 1}'
-            assert received.values("content-length") == ["13"]
-            assert received.values("trailer") == []
+    async with (
+        FakeWorker(always(JSON_OK)) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        client.send(head + chunk(b'{"pro') + chunk(b'mpt": 1}') + b"0\r\nTrailer: x\r\n\r\n")
+        assert (await client.answer()).status == 200
+        received = worker.received[0]
+        assert received.body == b'{"prompt": 1}'
+        assert received.values("content-length") == ["13"]
+        assert received.values("trailer") == []
 
 
 async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
-    async with FakeWorker(always(JSON_OK)) as worker, gateway_before(worker) as gateway:
-        async with client_of(gateway) as client:
-            request = post(b'{"a": 1}', headers="Expect: 100-continue\r\n")
-            client.send(request[:-8])
-            assert (await client.answer()).status == 100
-            assert worker.received == []
-            client.send(request[-8:])
-            assert (await client.answer()).status == 200
-            assert worker.received[0].values("expect") == []
+    async with (
+        FakeWorker(always(JSON_OK)) as worker,
+        gateway_before(worker) as gateway,
+        client_of(gateway) as client,
+    ):
+        request = post(b'{"a": 1}', headers="Expect: 100-continue\r\n")
+        client.send(request[:-8])
+        assert (await client.answer()).status == 100
+        assert worker.received == []
+        client.send(request[-8:])
+        assert (await client.answer()).status == 200
+        assert worker.received[0].values("expect") == []
 
 
 @pytest.mark.parametrize("status", [b"400 Bad", b"429 Too Many", b"500 Oops", b"503 Busy"])
 async def test_a_workers_error_is_the_clients_answer(status: bytes) -> None:
     raw = b"HTTP/1.1 " + status + b"\r\nretry-after: 7\r\ncontent-length: 3\r\n\r\nno!"
-    async with FakeWorker(always(raw)) as one, FakeWorker(always(raw), name="v") as two:
-        async with gateway_before(one, two) as gateway:
-            answer = await ask(gateway, post())
-            assert (answer.status, answer.body) == (int(status[:3]), b"no!")
-            assert answer.headers["retry-after"] == "7"
-            assert len(one.received) + len(two.received) == 1
-            assert len(gateway.membership.ready()) == 2
+    async with (
+        FakeWorker(always(raw)) as one,
+        FakeWorker(always(raw), name="v") as two,
+        gateway_before(one, two) as gateway,
+    ):
+        answer = await ask(gateway, post())
+        assert (answer.status, answer.body) == (int(status[:3]), b"no!")
+        assert answer.headers["retry-after"] == "7"
+        assert len(one.received) + len(two.received) == 1
+        assert len(gateway.membership.ready()) == 2
 
 
 async def test_connections_to_a_worker_are_used_again() -> None:
-    async with FakeWorker(always(JSON_OK)) as worker:
-        async with gateway_before(worker, health_interval_seconds=30.0) as gateway:
-            before = worker.num_connections
-            for _ in range(20):
-                assert (await ask(gateway, post())).status == 200
-            assert worker.num_connections == before
-            assert gateway.num_connections == 1
+    async with (
+        FakeWorker(always(JSON_OK)) as worker,
+        gateway_before(worker, health_interval_seconds=30.0) as gateway,
+    ):
+        before = worker.num_connections
+        for _ in range(20):
+            assert (await ask(gateway, post())).status == 200
+        assert worker.num_connections == before
+        assert gateway.num_connections == 1
 
 
 async def test_other_paths_under_v1_are_forwarded_and_the_rest_is_not() -> None:

@@ -69,26 +69,29 @@ async def test_models_are_those_of_all_workers_each_once() -> None:
 async def test_decisions_say_why_and_what_became_of_them() -> None:
     body = b'{"x": 1, %b}' % USAGE
     raw = OK + b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    async with FakeWorker(always(raw), name="a") as a, FakeWorker(always(raw), name="b") as b:
-        async with gateway_before(a, b) as gateway:
-            prompt = json.dumps({"prompt": "once upon a time " * 20, "max_tokens": 5}).encode()
-            for _ in range(2):
-                await ask(gateway, post(prompt, headers="X-Request-Id: r\r\n"))
-            decisions = await fetch(gateway, "/decisions?limit=1")
-            assert len(decisions) == 1  # type: ignore[arg-type]
-            newest = decisions[0]  # type: ignore[index]
-            assert newest["request_id"] == "r"
-            assert newest["reason"] == "longest-match"
-            assert newest["matched_tokens"] == 80
-            assert newest["cached_tokens"] == 32
-            assert newest["scores"] == {"a": 80, "b": 0}
-            assert newest["status"] == 200
-            assert newest["ttft_seconds"] > 0
-            assert (await ask(gateway, get("/decisions?limit=x"))).status == 400
-            workers = await fetch(gateway, "/workers")
-            assert [w["worker_id"] for w in workers] == ["a", "b"]  # type: ignore[index]
-            assert workers[0]["num_assumed_blocks"] == 5  # type: ignore[index]
-            assert workers[0]["num_requests"] == 0  # type: ignore[index]
+    async with (
+        FakeWorker(always(raw), name="a") as a,
+        FakeWorker(always(raw), name="b") as b,
+        gateway_before(a, b) as gateway,
+    ):
+        prompt = json.dumps({"prompt": "once upon a time " * 20, "max_tokens": 5}).encode()
+        for _ in range(2):
+            await ask(gateway, post(prompt, headers="X-Request-Id: r\r\n"))
+        decisions = await fetch(gateway, "/decisions?limit=1")
+        assert len(decisions) == 1  # type: ignore[arg-type]
+        newest = decisions[0]  # type: ignore[index]
+        assert newest["request_id"] == "r"
+        assert newest["reason"] == "longest-match"
+        assert newest["matched_tokens"] == 80
+        assert newest["cached_tokens"] == 32
+        assert newest["scores"] == {"a": 80, "b": 0}
+        assert newest["status"] == 200
+        assert newest["ttft_seconds"] > 0
+        assert (await ask(gateway, get("/decisions?limit=x"))).status == 400
+        workers = await fetch(gateway, "/workers")
+        assert [w["worker_id"] for w in workers] == ["a", "b"]  # type: ignore[index]
+        assert workers[0]["num_assumed_blocks"] == 5  # type: ignore[index]
+        assert workers[0]["num_requests"] == 0  # type: ignore[index]
 
 
 async def test_metrics_tell_what_happened() -> None:

@@ -1,6 +1,7 @@
 """Whatever bytes a client sends, in whatever pieces, it gets one clear answer."""
 
 import asyncio
+import itertools
 
 import pytest
 from fake_worker import JSON_OK, Client, FakeWorker, always, ask, client_of, gateway_before, post
@@ -73,59 +74,53 @@ async def test_limits_have_their_own_answers() -> None:
 
 
 async def test_a_header_that_never_ends_is_refused_before_it_fills_memory() -> None:
-    async with gateway_before(max_header_bytes=4096) as gateway:
-        async with client_of(gateway) as client:
-            client.send(HEAD + b"X: ")
-            for _ in range(100):
-                client.send(b"y" * 1000)
-                await asyncio.sleep(0)
-            assert (await client.answer()).status == 431
+    async with gateway_before(max_header_bytes=4096) as gateway, client_of(gateway) as client:
+        client.send(HEAD + b"X: ")
+        for _ in range(100):
+            client.send(b"y" * 1000)
+            await asyncio.sleep(0)
+        assert (await client.answer()).status == 431
 
 
 async def test_a_body_refused_by_its_length_need_not_be_sent() -> None:
-    async with gateway_before(max_body_bytes=10) as gateway:
-        async with client_of(gateway) as client:
-            client.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 11\r\n\r\n")
-            assert (await client.answer()).status == 413
+    async with gateway_before(max_body_bytes=10) as gateway, client_of(gateway) as client:
+        client.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 11\r\n\r\n")
+        assert (await client.answer()).status == 413
 
 
 async def test_a_client_that_sends_on_after_its_refusal_still_reads_it() -> None:
-    async with gateway_before(max_body_bytes=1000) as gateway:
-        async with client_of(gateway) as client:
-            client.send(HEAD + b"Content-Length: 8000000\r\n\r\n")
-            client.send(b"x" * 8_000_000)
-            assert (await client.answer()).status == 413
+    async with gateway_before(max_body_bytes=1000) as gateway, client_of(gateway) as client:
+        client.send(HEAD + b"Content-Length: 8000000\r\n\r\n")
+        client.send(b"x" * 8_000_000)
+        assert (await client.answer()).status == 413
 
 
 @pytest.mark.parametrize("sent", [b"GE", HEAD, HEAD + b"Content-Length: 9\r\n\r\nhalf"])
 async def test_a_request_that_stops_coming_times_out(sent: bytes) -> None:
     limits = {"header_seconds": 0.2, "idle_seconds": 0.2, "keep_alive_seconds": 9.0}
-    async with gateway_before(**limits) as gateway:
-        async with client_of(gateway) as client:
-            client.send(sent)
-            assert (await client.answer()).status == 408
-            assert await client.is_closed()
+    async with gateway_before(**limits) as gateway, client_of(gateway) as client:
+        client.send(sent)
+        assert (await client.answer()).status == 408
+        assert await client.is_closed()
 
 
 async def test_a_head_that_drips_in_is_cut_off_however_steadily_it_drips() -> None:
-    async with gateway_before(header_seconds=0.2) as gateway:
-        async with client_of(gateway) as client:
+    async with gateway_before(header_seconds=0.2) as gateway, client_of(gateway) as client:
 
-            async def drip() -> None:
-                while True:
-                    client.send(b"x")
-                    await asyncio.sleep(0.01)
+        async def drip() -> None:
+            while True:
+                client.send(b"x")
+                await asyncio.sleep(0.01)
 
-            client.send(HEAD)
-            dripping = asyncio.create_task(drip())
-            assert (await client.answer()).status == 408
-            dripping.cancel()
+        client.send(HEAD)
+        dripping = asyncio.create_task(drip())
+        assert (await client.answer()).status == 408
+        dripping.cancel()
 
 
 async def test_a_connection_without_requests_is_closed_after_a_while() -> None:
-    async with gateway_before(keep_alive_seconds=0.2) as gateway:
-        async with client_of(gateway) as client:
-            assert await client.is_closed()
+    async with gateway_before(keep_alive_seconds=0.2) as gateway, client_of(gateway) as client:
+        assert await client.is_closed()
 
 
 async def test_a_thousand_idle_connections_keep_nobody_waiting() -> None:
@@ -164,7 +159,7 @@ def read(pieces: list[bytes]) -> list[tuple[object, ...]]:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     ends = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
-    return [data[i:j] for i, j in zip(ends, ends[1:], strict=False)]
+    return [data[i:j] for i, j in itertools.pairwise(ends)]
 
 
 good = st.builds(

@@ -63,15 +63,8 @@ class Gateway:
             clock=clock,
         )
         exact = PromptTokenizer(tokenizer, executor=self._threads) if tokenizer else None
-        endpoints = Endpoints(
-            membership=self.membership,
-            dispatcher=self.dispatcher,
-            index=self.index,
-            clock=clock,
-        )
         prompts = PromptReader(exact) if policy.uses_prefixes else None
-        handler = RequestHandler(endpoints=endpoints, dispatcher=self.dispatcher, prompts=prompts)
-        self._server = HttpServer(handler, config)
+        self._server = HttpServer(self._handler(prompts, clock), config)
         for endpoint in config.workers:
             self.membership.add(endpoint)
 
@@ -108,6 +101,15 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await self._background
         self._threads.shutdown(cancel_futures=True)
+
+    def _handler(self, prompts: PromptReader | None, clock: Clock) -> RequestHandler:
+        endpoints = Endpoints(
+            membership=self.membership,
+            dispatcher=self.dispatcher,
+            index=self.index,
+            clock=clock,
+        )
+        return RequestHandler(endpoints=endpoints, dispatcher=self.dispatcher, prompts=prompts)
 
     def _connect(self, endpoint: WorkerEndpoint) -> HttpWorker:
         client = HttpWorker(endpoint, self._config)
