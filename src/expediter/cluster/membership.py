@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +37,27 @@ NUM_SUCCESSES_TO_UP = 2
 NUM_PROBES_PER_MODELS = 10  # how often a healthy worker is asked again for its models
 
 Connect = Callable[[WorkerEndpoint], WorkerClient]
+
+
+class Subscriber(Protocol):
+    """Keeps the index in step with one publisher's events."""
+
+    worker_id: WorkerId
+
+    def start(self) -> None:
+        """Begin, from nothing."""
+        ...
+
+    def resync(self) -> None:
+        """Forget what is known of the worker and learn it anew."""
+        ...
+
+    def close(self) -> None:
+        """Stop; what the index knows stays as it is."""
+        ...
+
+
+Subscribe = Callable[[KVEventSource, WorkerId], Subscriber]
 
 
 class WorkerStatus(StrEnum):
@@ -67,7 +89,7 @@ class Member:
     status: WorkerStatus = WorkerStatus.STARTING
     model_cards: dict[str, msgspec.Raw] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
-    subscribers: dict[KVEventSource, KVEventSubscriber] = field(default_factory=dict)
+    subscribers: dict[KVEventSource, Subscriber] = field(default_factory=dict)
     num_failures: int = 0
     num_successes: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,8 +104,17 @@ class Member:
 class Membership:
     """The fleet; `run` keeps it up to date until cancelled."""
 
-    def __init__(self, *, connect: Connect, index: PrefixIndex, interval_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        connect: Connect,
+        index: PrefixIndex,
+        interval_seconds: float,
+        subscribe: Subscribe | None = None,
+    ) -> None:
+        """`subscribe` follows a publisher in its own way; by default over ZeroMQ."""
         self._connect = connect
+        self._follow = subscribe or self._follow_zmq
         self._index = index
         self._interval = interval_seconds
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -206,6 +237,12 @@ class Membership:
             )
             member.subscribers[source] = subscriber
             subscriber.start()
+
+    def _follow_zmq(self, source: KVEventSource, worker_id: WorkerId) -> Subscriber:
+        assert self._context is not None
+        return KVEventSubscriber(
+            self._context, source=source, worker_id=worker_id, index=self._index
+        )
 
     def _unsubscribe(self, member: Member, *, keep: Sequence[KVEventSource]) -> None:
         for source in [source for source in member.subscribers if source not in keep]:

@@ -10,8 +10,9 @@ Two sources, kept apart: what workers' events say they hold, and what is assumed
 placements. For a worker with events an assumption only bridges the time until they arrive.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from expediter.clock import Clock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -102,13 +103,15 @@ class PrefixIndex:
                 self._clear(worker)
 
     def assume(self, worker_id: WorkerId, prompt: Prompt, *, seconds: float) -> None:
-        """Take the prompt to be in the worker's cache for some time, whatever events say."""
+        """Take the prompt to be in the worker's cache for some time, unless events say it is."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
         now = self._clock()
         worker.assumed.expire(now)
-        worker.assumed.put(prompt.keys(worker.block_size), expires_at=now + seconds)
+        keys = prompt.keys(worker.block_size)
+        if keys and not worker.table.held.get(keys[-1], 0) & worker.bit:
+            worker.assumed.put(keys, expires_at=now + seconds)
 
     def expire(self) -> None:
         """Drop assumptions that are too old."""
@@ -149,12 +152,7 @@ class PrefixIndex:
                 self.num_unknown_parents += 1
                 return
             parent = known
-        keys = chain_keys(
-            pack_tokens(event.token_ids),
-            block_size=event.block_size,
-            parent=parent,
-            extras=_packed_extras(event),
-        )
+        keys = _keys(event, parent)
         held, bit = worker.table.held, worker.bit
         for block_hash, key in zip(event.block_hashes, keys, strict=False):
             worker.key_of[block_hash] = key
@@ -216,6 +214,18 @@ def _longest(table: _Table, keys: list[BlockKey], num_usable: int) -> list[tuple
         if mask:
             found.append((mask, low))
     return found
+
+
+def _keys(event: BlockStored, parent: BlockKey) -> Sequence[BlockKey]:
+    """The stored blocks' keys; simulated blocks have no tokens, and the same name everywhere."""
+    if not event.token_ids:
+        return cast("Sequence[BlockKey]", event.block_hashes)
+    return chain_keys(
+        pack_tokens(event.token_ids),
+        block_size=event.block_size,
+        parent=parent,
+        extras=_packed_extras(event),
+    )
 
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:

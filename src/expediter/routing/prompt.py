@@ -27,17 +27,21 @@ class Prompt:
 
     `seed` keeps apart what no token shows: tokens from text, one adapter from another.
     `first_extra` is what else names the first block (a cache salt), packed by `pack_extra`.
+    `length` is set where there are no tokens, only keys (`named_prompt`).
     """
 
     data: bytes
     seed: BlockKey
     is_text: bool
     first_extra: bytes = b""
+    length: int | None = None
     _keys: dict[int, list[BlockKey]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """The prompt's length; an estimate for text."""
+        if self.length is not None:
+            return self.length
         return -(-len(self.data) // BYTES_PER_TOKEN)
 
     def keys(self, block_size: int) -> list[BlockKey]:
@@ -80,6 +84,14 @@ def text_prompt(text: str, *, cache_salt: str | None = None) -> Prompt:
         seed=BlockKey(xxhash.xxh3_128_digest(b"text")),
         is_text=True,
         first_extra=pack_extra((cache_salt,)) if cache_salt else b"",
+    )
+
+
+def named_prompt(names: Sequence[bytes], *, num_tokens: int, block_size: int) -> Prompt:
+    """A simulated prompt: it has no tokens, and its full blocks' names are their keys."""
+    keys = [BlockKey(name) for name in names]
+    return Prompt(
+        data=b"", seed=BlockKey(b""), is_text=False, length=num_tokens, _keys={block_size: keys}
     )
 
 
