@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "worker": {"scheduling", "kvcache", "tokenizer"},
     "cluster": {"routing", "kvcache"},
     "gateway": {"cluster", "routing", "kvcache", "tokenizer"},
+    "simulation": {"cluster", "routing", "worker", "scheduling", "kvcache", "workload"},
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},

@@ -4,6 +4,7 @@
     +-- ConfigError              the operator can fix it
     +-- RequestError             the caller can fix it             4xx
     |   +-- PromptTooLong
+    |   +-- BodyTooLarge                                          413
     |   +-- UnknownModel
     |   +-- UnsupportedParameter
     |   +-- Unauthorized
@@ -13,7 +14,9 @@
     |   +-- WorkerLost           the worker that had it is gone
     |   |   +-- WorkerRefused    it never had it: no connection could be made
     |   +-- WorkerSilent         the worker said nothing for too long   504
+    +-- EngineFailed             the model threw on a valid request     500
     +-- ModelLoadError           a checkpoint cannot be used
+    +-- SimulationStalled        virtual time cannot go on: a bug in what is simulated
 
 An exception means "failed"; "not now" is `None`. Status codes live here and nowhere else.
 """
@@ -38,6 +41,12 @@ class ModelLoadError(ExpediterError):
     kind = "model_load_error"
 
 
+class SimulationStalled(ExpediterError):
+    """Nothing is left to happen, or time no longer passes; the message says which tasks wait."""
+
+    kind = "simulation_stalled"
+
+
 class RequestError(ExpediterError):
     """The request is at fault. `param` names the field, as OpenAI's errors do."""
 
@@ -51,6 +60,12 @@ class RequestError(ExpediterError):
 
 class PromptTooLong(RequestError):
     """Prompt and output together do not fit the model's context or the worker's memory."""
+
+
+class BodyTooLarge(RequestError):
+    """The request's body is longer than the server takes."""
+
+    status = 413
 
 
 class UnsupportedParameter(RequestError):
@@ -80,6 +95,12 @@ class RequestRejected(RequestError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineFailed(ExpediterError):
+    """The model failed while it computed the request."""
+
+    kind = "server_error"
 
 
 class ClusterError(ExpediterError):

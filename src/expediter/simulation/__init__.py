@@ -1,0 +1,1 @@
+"""The same cluster on a clock that jumps."""

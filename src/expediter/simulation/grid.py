@@ -1,0 +1,128 @@
+"""Step times interpolated from a grid of predictions: the default calibration.
+
+The grids are exports of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0); see
+data/aiconfigurator/ATTRIBUTION.md. One file is one model, GPU, engine and tensor-parallel degree.
+
+Between grid points the time is linear in both directions: prefill over (n, p), decode over
+(B, mean context). Beyond them:
+
+- context: the last segment goes on, since attention is linear in the tokens it reads. The grids
+  leave out batches whose KV would not fit; that is the same rule, each batch with its own.
+- n below the smallest (64): a chunk of one token is a decode of one, so that is the first row.
+- n or B above the largest: the last segment goes on. For n that misses some of the square, so
+  chunks should stay below 32,768 tokens, as every engine's budget is.
+
+Chunks of several prompts in one pass cost what one chunk of all their tokens costs, and each
+its own attention to what came before it. Their tokens then also attend to each other, which
+they do not: 1 % too much at 2,048 tokens, 5 % at 8,192.
+"""
+
+import csv
+from bisect import bisect_right
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from expediter.errors import ConfigError
+from expediter.simulation.costs import MS, StepWork, combined
+
+FOLDER = "data/aiconfigurator"
+
+
+class _Line:
+    """Points joined by straight lines; the first and the last of these go on."""
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        self._xs = [x for x, _ in points]
+        self._ys = [y for _, y in points]
+        pairs = zip(points, points[1:], strict=False)
+        self._slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs] or [0.0]
+
+    def at(self, x: float) -> float:
+        index = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
+        return self._ys[index] + self._slopes[index] * (x - self._xs[index])
+
+
+class _Surface:
+    """One line for each value of x; between two of them, linear."""
+
+    def __init__(self, rows: dict[float, list[tuple[float, float]]]) -> None:
+        self._xs = sorted(rows)
+        self._lines = [_Line(sorted(rows[x])) for x in self._xs]
+
+    def at(self, x: float, y: float) -> float:
+        index = min(max(bisect_right(self._xs, x) - 1, 0), len(self._xs) - 2)
+        x1, x2 = self._xs[index], self._xs[index + 1]
+        low, high = self._lines[index].at(y), self._lines[index + 1].at(y)
+        return low + (high - low) * (x - x1) / (x2 - x1)
+
+
+class GridCost:
+    """See the module; `shared` of a mixed pass is the cheapest decode step."""
+
+    def __init__(self, rows: Sequence[dict[str, str]]) -> None:
+        """`rows` have the columns kind, batch, new_tokens, context and latency_ms."""
+        decode = _rows(rows, kind="decode", column="batch")
+        prefill = _rows(rows, kind="prefill", column="new_tokens")
+        prefill[1.0] = decode[1.0]
+        self._decode = _Surface(decode)
+        self._prefill = _Surface(prefill)
+        self._shared_ms = min(ms for points in decode.values() for _, ms in points)
+
+    def seconds(self, work: StepWork) -> float:
+        """See `CostModel`."""
+        prefill = self._prefill_ms(work) if work.chunks else 0.0
+        decode = 0.0
+        if work.num_decodes:
+            mean = work.num_context_tokens / work.num_decodes
+            decode = self._decode.at(work.num_decodes, mean)
+        return combined(prefill, decode, shared=self._shared_ms) * MS
+
+    def _prefill_ms(self, work: StepWork) -> float:
+        if len(work.chunks) == 1:
+            n, p = work.chunks[0]
+            return self._prefill.at(n, p)
+        at = self._prefill.at
+        own = sum(at(n, p) - at(n, 0) for n, p in work.chunks if p)
+        return at(work.num_prompt_tokens, 0) + own
+
+
+def load_grid(path: Path) -> GridCost:
+    """A grid from a CSV file of the exports' form."""
+    try:
+        return _parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{path} is not a grid of step times: {error}") from None
+
+
+def grid_names() -> list[str]:
+    """The grids that come with the package."""
+    folder = files("expediter").joinpath(FOLDER)
+    return sorted(f.name.removesuffix(".csv") for f in folder.iterdir() if f.name.endswith(".csv"))
+
+
+def packaged_grid(name: str) -> GridCost:
+    """One of `grid_names`, such as "llama3-70b_h100_sxm_sglang_tp8"."""
+    if name not in grid_names():
+        raise ConfigError(f"no grid is called {name!r}; there are {', '.join(grid_names())}")
+    return _parse(files("expediter").joinpath(FOLDER, f"{name}.csv").read_text("utf-8"))
+
+
+def _parse(text: str) -> GridCost:
+    return GridCost(list(csv.DictReader(text.splitlines())))
+
+
+def _rows(
+    rows: Sequence[dict[str, str]], *, kind: str, column: str
+) -> dict[float, list[tuple[float, float]]]:
+    """The points (context, ms) of one kind by the other column."""
+    found: dict[float, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["kind"] == kind:
+            point = (float(row["context"]), float(row["latency_ms"]))
+            found.setdefault(float(row[column]), []).append(point)
+    if len(found) < 2:
+        raise ValueError(f"fewer than two rows of {kind}")
+    return found
