@@ -15,7 +15,8 @@ class RoutedRequest:
     """The facts of a request that placement may use; `prompt` is None where none is compared.
 
     `body_tokens` estimates its length from the body's; `max_output_tokens` is the caller's limit,
-    if given.
+    if given. `session` is the caller's name for its conversation: the session header, else the
+    user.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class RoutedRequest:
     prompt: Prompt | None = None
     body_tokens: int = 0
     max_output_tokens: int | None = None
+    session: str | None = None
 
     @property
     def num_tokens(self) -> int:
