@@ -64,6 +64,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     served_model_name: str | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
+    max_body_bytes: Positive = 32 * 1024 * 1024
     shutdown_seconds: Seconds = 10.0  # how long running requests may take to finish
     engine: EngineConfig = EngineConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()

@@ -1,0 +1,144 @@
+"""The worker in Prometheus' words, under vLLM's names.
+
+Nothing is counted here: at each scrape a collector reads what scheduler, cache and stats know.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from expediter.config import KVCacheConfig
+from expediter.request import FinishReason
+from expediter.worker.publisher import KVEventPublisher
+from expediter.worker.stats import Histogram, ServingStats
+from expediter.worker.worker import Worker
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+
+
+class WorkerCollector(Collector):
+    """Reads one worker."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        stats: ServingStats,
+        model_name: str,
+        kv_cache: KVCacheConfig,
+        publisher: KVEventPublisher | None = None,
+    ) -> None:
+        self._worker = worker
+        self._stats = stats
+        self._labels = (model_name, ENGINE)
+        self._kv_cache = kv_cache
+        self._publisher = publisher
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, as it is now."""
+        yield from self._load()
+        yield from self._counts()
+        yield self._by_source()
+        yield self._finished()
+        yield from self._latencies()
+        yield self._cache_config()
+        if self._publisher is not None:
+            dropped = self._publisher.num_dropped_batches
+            text = "Batches of KV events that a slow listener missed."
+            yield self._counter("expediter:kv_event_batches_dropped", text, dropped)
+
+    def _load(self) -> Iterator[Metric]:
+        load = self._worker.load()
+        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", load.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting.", load.num_waiting)
+        text = "Share of KV blocks that requests hold, 0 to 1."
+        yield self._gauge("vllm:kv_cache_usage_perc", text, load.kv_usage)
+
+    def _counts(self) -> Iterator[Metric]:
+        scheduler, cache = self._worker.scheduler, self._worker.scheduler.kv_cache
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", cache.num_queried_tokens),
+            ("prefix_cache_hits", "Prompt tokens found cached.", cache.num_hit_tokens),
+            ("prompt_tokens", "Prompt tokens processed.", cache.num_queried_tokens),
+            ("generation_tokens", "Tokens generated.", self._stats.num_generated_tokens),
+            ("num_preemptions", "Requests that lost their blocks.", scheduler.num_preemptions),
+        ):
+            yield self._counter(f"vllm:{name}", text, value)
+
+    def _by_source(self) -> Metric:
+        cache = self._worker.scheduler.kv_cache
+        by_source = {
+            "local_compute": cache.num_queried_tokens - cache.num_hit_tokens,
+            "local_cache_hit": cache.num_hit_tokens,
+            "external_kv_transfer": 0,
+        }
+        text = "Prompt tokens by where their KV came from."
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", text, labels=[*LABELS, "source"]
+        )
+        for source, value in by_source.items():
+            family.add_metric([*self._labels, source], value)
+        return family
+
+    def _finished(self) -> Metric:
+        text = "Sequences that ended, by reason."
+        family = CounterMetricFamily(
+            "vllm:request_success", text, labels=[*LABELS, "finished_reason"]
+        )
+        for reason in FinishReason:
+            family.add_metric([*self._labels, reason.value], self._stats.num_finished[reason])
+        return family
+
+    def _latencies(self) -> Iterable[Metric]:
+        stats = self._stats
+        return (
+            self._histogram("time_to_first_token_seconds", "First token.", stats.first_token),
+            self._histogram("inter_token_latency_seconds", "Between tokens.", stats.inter_token),
+            self._histogram("e2e_request_latency_seconds", "Last token.", stats.request),
+            self._histogram("request_queue_time_seconds", "Before the first step.", stats.queue),
+        )
+
+    def _cache_config(self) -> Metric:
+        cache = self._worker.scheduler.kv_cache
+        labels = {
+            "block_size": str(cache.block_size),
+            "num_gpu_blocks": str(cache.num_total_blocks),
+            "enable_prefix_caching": str(self._kv_cache.prefix_caching),
+            "prefix_caching_hash_algo": "sha256",
+            "engine": ENGINE,
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "How the KV cache is set up.", labels=list(labels)
+        )
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _histogram(self, name: str, text: str, values: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", f"Seconds. {text}", labels=LABELS)
+        buckets, total = [], 0
+        for bound, count in zip((*map(str, values.bounds), "+Inf"), values.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(self._labels, buckets, values.sum)
+        return family
+
+
+def worker_registry(collector: WorkerCollector) -> CollectorRegistry:
+    """A registry of its own, so that two workers in one process do not mix."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry

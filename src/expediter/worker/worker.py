@@ -1,0 +1,153 @@
+"""One replica's life: schedule, execute, update, deliver; sleep when there is nothing to do.
+
+One coroutine runs the steps. Between two of them everything else may happen at once: a request
+submitted while a step runs joins the next one, and an aborted one is dropped from it. There is
+no thread, no clock and no polling here, so the same loop runs on a simulator's time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from expediter.errors import WorkerUnavailable
+from expediter.kvcache.events import KVCacheEvent
+from expediter.load import WorkerLoad
+from expediter.request import FinishReason, Request, RequestId, RequestOutput
+from expediter.scheduling.output import Executor, SchedulerOutput
+from expediter.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3  # in a row, before the worker calls itself unhealthy
+
+Sink = Callable[[RequestOutput], None]
+PublishEvents = Callable[[Sequence[KVCacheEvent]], None]
+
+
+class Worker:
+    """Requests in, outputs to their sinks, until drained.
+
+    A sink is called on the event loop, between steps, and may submit and abort. Its last call
+    carries a finish reason: the scheduler's, or ERROR if a step failed, or ABORT if the worker
+    stopped. It is never called for a request that was aborted.
+    """
+
+    def __init__(
+        self, *, scheduler: Scheduler, executor: Executor, publish: PublishEvents | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._publish = publish
+        self._sinks: dict[RequestId, Sink] = {}
+        self._num_failed_steps = 0  # in a row
+        self._is_draining = False
+        self._is_stopped = False
+        self._wake = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether steps succeed and requests are taken; one good step heals."""
+        return not self._is_draining and self._num_failed_steps < MAX_FAILED_STEPS
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker takes no more requests."""
+        return self._is_draining
+
+    def load(self) -> WorkerLoad:
+        """How busy it is now."""
+        return self.scheduler.load()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request; `PromptTooLong` if it can never run, `WorkerUnavailable` if draining."""
+        if self._is_draining:
+            raise WorkerUnavailable("this worker is shutting down")
+        self.scheduler.add(request)
+        self._sinks[request.request_id] = sink
+        self._is_idle.clear()
+        self._wake.set()
+
+    def abort(self, request_id: RequestId) -> None:
+        """Drop a request and free its blocks; nothing happens if it is not here."""
+        self.scheduler.abort(request_id)
+        self._forget(request_id)
+        self._wake.set()  # its blocks may be what others wait for
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every prefix; False while any request holds blocks."""
+        is_reset = self.scheduler.kv_cache.reset_prefix_cache()
+        self._publish_events()
+        return is_reset
+
+    async def run(self) -> None:
+        """Run steps until `drain` is over. Only one may run."""
+        while True:
+            output = self.scheduler.schedule()
+            if output is not None:
+                await self._step(output)
+            self._publish_events()
+            if output is None:
+                if self._is_stopped:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, let those here finish, fail what is left, end `run`."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_idle.wait()
+        except TimeoutError:
+            logger.warning("%d requests did not finish in %s s", len(self._sinks), seconds)
+            for request_id in list(self._sinks):
+                self._fail(request_id, FinishReason.ABORT)
+        self._is_stopped = True
+        self._wake.set()
+
+    async def _step(self, output: SchedulerOutput) -> None:
+        try:
+            result = await self._executor.execute(output)
+        except Exception:
+            # Whatever the model throws, it costs this batch and nothing else.
+            self._num_failed_steps += 1
+            logger.exception("a step of %d requests failed", len(output.chunks))
+            for chunk in output.chunks:
+                self._fail(chunk.request_id, FinishReason.ERROR)
+            return
+        self._num_failed_steps = 0
+        for request_output in self.scheduler.update(output, result):
+            self._deliver(request_output)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        sink = self._sinks.get(output.request_id)
+        if sink is None:
+            return  # an earlier sink of this step aborted it
+        if output.finish_reason is not None:
+            self._forget(output.request_id)
+        try:
+            sink(output)
+        except Exception:
+            # A reader's fault must not stop everybody else's answers.
+            logger.exception("the sink of %s failed", output.request_id)
+            self.abort(output.request_id)
+
+    def _fail(self, request_id: RequestId, reason: FinishReason) -> None:
+        """End a request that the scheduler did not; one that is gone already is left alone."""
+        if self.scheduler.abort(request_id):
+            failed = RequestOutput(
+                request_id=request_id, tokens=(), num_cached_tokens=0, finish_reason=reason
+            )
+            self._deliver(failed)
+
+    def _forget(self, request_id: RequestId) -> None:
+        self._sinks.pop(request_id, None)
+        if not self._sinks:
+            self._is_idle.set()
+
+    def _publish_events(self) -> None:
+        events = self.scheduler.kv_cache.take_events()
+        if events and self._publish is not None:
+            self._publish(events)
