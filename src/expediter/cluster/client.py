@@ -2,13 +2,14 @@
 
 The answer's bytes do not pass through the dispatcher: they go from the worker's client straight
 into a sink that the front door hands down. What comes back up is only when the first byte came
-and how it ended.
+and how it ended. The records are structs because one of each is made for every request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from expediter.cluster.decisions import Decision
 
@@ -16,8 +17,7 @@ Header = tuple[bytes, bytes]
 """Name in lower case, value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardedRequest:
+class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request on its way to a worker. `headers` holds end-to-end ones, without any length."""
 
     method: bytes
@@ -35,8 +35,7 @@ class BodyKind(Enum):
     UNTIL_CLOSE = "until-close"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
     """Status line and headers as the worker sent them; `length` is set for `BodyKind.LENGTH`."""
 
     status: int
@@ -47,7 +46,10 @@ class ResponseHead:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 class Inflow(Protocol):

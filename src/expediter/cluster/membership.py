@@ -43,6 +43,7 @@ class Subscriber(Protocol):
     """Keeps the index in step with one publisher's events."""
 
     worker_id: WorkerId
+    num_lost: int  # times the worker's view had to be relearnt
 
     def start(self) -> None:
         """Begin, from nothing."""
@@ -222,7 +223,6 @@ class Membership:
 
     async def _subscribe(self, member: Member) -> None:
         """Follow the worker's KV events, from nothing; keep what already follows them."""
-        assert self._context is not None
         sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
         self._unsubscribe(member, keep=sources)
         self._index.clear(member.worker_id)
@@ -232,9 +232,7 @@ class Membership:
                 continue
             name = WorkerId(f"{member.worker_id}/{rank}") if rank else member.worker_id
             self._index.add_worker(name, part_of=member.worker_id)
-            subscriber = KVEventSubscriber(
-                self._context, source=source, worker_id=name, index=self._index
-            )
+            subscriber = self._follow(source, name)
             member.subscribers[source] = subscriber
             subscriber.start()
 

@@ -85,6 +85,7 @@ class Gateway:
         """
         await self._server.start()
         self._background = asyncio.create_task(self._run())
+        self._background.add_done_callback(_report)
         logger.info("the gateway listens on %s:%d", self._config.host, self.port)
 
     async def run(self) -> None:
@@ -138,3 +139,9 @@ class Gateway:
             for client in list(self._clients):
                 client.sweep(now)
             self.index.expire()
+
+
+def _report(background: asyncio.Task[None]) -> None:
+    """Workers are no longer watched: whoever awaits `run` is told, and the log in any case."""
+    if not background.cancelled() and (error := background.exception()) is not None:
+        logger.critical("the gateway's background work failed", exc_info=error)

@@ -42,6 +42,8 @@ class RequestHandler:
         self._endpoints = endpoints
         self._dispatcher = dispatcher
         self._prompts = prompts
+        self._id_prefix = uuid.uuid4().hex[:20].encode()
+        self._num_named = 0
 
     async def __call__(self, request: HttpRequest, connection: ClientConnection) -> None:
         """Serve one request; a cancelled call has given up at the worker too."""
@@ -54,7 +56,7 @@ class RequestHandler:
             _write(error_reply(404, "there is nothing at this path"), request, connection)
 
     async def _forward(self, request: HttpRequest, connection: ClientConnection) -> None:
-        request_id = _request_id(request)
+        request_id = self._request_id(request)
         routed = await self._routed(request, request_id.decode("latin-1"))
         forwarded = ForwardedRequest(
             method=request.method,
@@ -97,6 +99,14 @@ class RequestHandler:
             max_output_tokens=fields.max_output_tokens,
         )
 
+    def _request_id(self, request: HttpRequest) -> bytes:
+        """The client's name for the request, or a new one: 32 hexadecimal digits."""
+        given = request.header(b"x-request-id")
+        if given and len(given) <= MAX_REQUEST_ID_BYTES:
+            return given
+        self._num_named += 1
+        return b"%b%012x" % (self._id_prefix, self._num_named)
+
 
 def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> None:
     connection.write(
@@ -104,24 +114,24 @@ def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> 
     )
 
 
-def _request_id(request: HttpRequest) -> bytes:
-    """The client's name for the request, or a new one."""
-    given = request.header(b"x-request-id")
-    if given and len(given) <= MAX_REQUEST_ID_BYTES:
-        return given
-    return uuid.uuid4().hex.encode()
-
-
 def _forwarded_headers(request: HttpRequest, peer: bytes, request_id: bytes) -> list[Header]:
     """The client's end-to-end headers, and who it is."""
-    headers = [h for h in end_to_end(request.headers) if h[0] not in _REPLACED_HEADERS]
-    came_through = [v for name, v in request.headers if name == b"x-forwarded-for"]
+    headers, came_through, host, proto = [], [], None, b"http"
+    for header in end_to_end(request.headers):
+        name, value = header
+        if name not in _REPLACED_HEADERS:
+            headers.append(header)
+        elif name == b"x-forwarded-for":
+            came_through.append(value)
+        elif name == b"x-forwarded-proto":
+            proto = value
+        elif name == b"x-forwarded-host" or (name == b"host" and host is None):
+            host = value
     headers += [
         (b"x-request-id", request_id),
         (b"x-forwarded-for", b", ".join([*came_through, peer])),
-        (b"x-forwarded-proto", request.header(b"x-forwarded-proto") or b"http"),
+        (b"x-forwarded-proto", proto),
     ]
-    host = request.header(b"x-forwarded-host") or request.header(b"host")
     if host:
         headers.append((b"x-forwarded-host", host))
     return headers

@@ -1,6 +1,7 @@
 """Heads of HTTP messages: reading a response's, and what may pass from one hop to the next."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from expediter.cluster.client import BodyKind, Header, ResponseHead
 
@@ -24,16 +25,13 @@ class BadHead(ValueError):
     """The bytes are not the head of an HTTP/1 response."""
 
 
-def end_to_end(headers: Iterable[Header]) -> list[Header]:
+def end_to_end(headers: Sequence[Header]) -> list[Header]:
     """The headers meant for the far end: without this hop's own and those it names."""
-    headers = list(headers)
-    named = {
-        token.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for token in value.split(b",")
-    }
-    return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in named]
+    dropped: AbstractSet[bytes] = HOP_BY_HOP
+    for name, value in headers:
+        if name == b"connection":
+            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+    return [header for header in headers if header[0] not in dropped]
 
 
 def render(headers: Iterable[Header]) -> bytes:
@@ -66,8 +64,13 @@ def _header(line: bytes) -> Header:
 
 def _body(status: int, headers: Sequence[Header], *, is_head_request: bool) -> tuple[BodyKind, int]:
     """How the body is framed, by RFC 9112 section 6.3; both framings at once are refused."""
-    lengths = {value for name, value in headers if name == b"content-length"}
-    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    lengths: set[bytes] = set()
+    codings: list[bytes] = []
+    for name, value in headers:
+        if name == b"content-length":
+            lengths.add(value)
+        elif name == b"transfer-encoding":
+            codings.append(value.lower())
     if len(lengths) > 1 or (lengths and codings) or codings not in ([], [b"chunked"]):
         raise BadHead("the body's framing is ambiguous")
     if lengths and not next(iter(lengths)).isdigit():

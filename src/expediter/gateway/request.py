@@ -41,7 +41,10 @@ class HttpRequest:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 class RequestListener(Protocol):

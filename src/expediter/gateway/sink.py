@@ -36,6 +36,7 @@ class ClientSink:
         self._ends_by_close = False
         self._is_event_stream = False
         self._before_last = self._last = b""
+        self._head = b""  # goes out with the first piece of the body
         self.has_started = False
 
     def placed(self, decision: Decision) -> None:
@@ -59,21 +60,22 @@ class ClientSink:
         self._ends_by_close = not is_http11 and (unframed or head.body is BodyKind.CHUNKED)
         if self._ends_by_close:
             self._request.keeps_alive = False
-        self._connection.write(self._render_head(head))
+        self._head = self._render_head(head)
         return is_http11
 
     def write(self, data: bytes) -> None:
         """Pass some of the body on."""
         self._before_last, self._last = self._last, data
         if self._wraps:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
-        else:
-            self._connection.write(data)
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._connection.write(data)
 
     def end(self) -> None:
         """Finish the framing, if it is the gateway's."""
-        if self._wraps:
-            self._connection.write(LAST_CHUNK)
+        if self._wraps or self._head:
+            self._connection.write(self._head + (LAST_CHUNK if self._wraps else b""))
         self._connection.watch_writable(None)
 
     def fail(self, error: ClusterError) -> None:
