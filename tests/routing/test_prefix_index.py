@@ -93,6 +93,15 @@ def test_every_workers_match_is_what_a_search_block_by_block_finds(actions, aske
     }
 
 
+def test_workers_that_all_hold_another_length_are_told_apart() -> None:
+    workers = [WorkerId(f"w{i}") for i in range(200)]
+    index, tokens = new_index(*workers), list(range(401))
+    for number, worker in enumerate(workers):
+        index.apply(worker, stored(worker, tokens[: 2 * number]))
+    expected = {worker: 2 * number for number, worker in enumerate(workers) if number}
+    assert index.match(token_prompt(tokens)) == expected
+
+
 def test_engines_with_different_hashes_agree_on_a_prefix() -> None:
     index = new_index(A, B)
     index.apply(A, stored(A, [1, 2, 3, 4]))

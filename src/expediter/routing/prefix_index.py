@@ -10,7 +10,7 @@ Two sources, kept apart: what workers' events say they hold, and what is assumed
 placements. For a worker with events an assumption only bridges the time until they arrive.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -27,6 +27,9 @@ from expediter.routing.prompt import (
     token_seed,
 )
 
+MAX_BISECTED = 32
+"""Different match lengths found by bisection; where there are more, going key by key is faster."""
+
 _Holders = dict[BlockKey, int]
 
 
@@ -37,8 +40,12 @@ class _Table:
     held: _Holders = field(default_factory=dict)
     assumed: _Holders = field(default_factory=dict)
 
-    def holders(self, key: BlockKey) -> int:
-        return self.held.get(key, 0) | self.assumed.get(key, 0)
+    def lookup(self) -> Callable[[BlockKey, int], int]:
+        """What finds a key's holders now; without assumptions it is one dictionary's `get`."""
+        held, assumed = self.held.get, self.assumed.get
+        if not self.assumed:
+            return held
+        return lambda key, default: held(key, default) | assumed(key, 0)
 
 
 @dataclass(slots=True)
@@ -197,13 +204,17 @@ def _longest(table: _Table, keys: list[BlockKey], num_usable: int) -> list[tuple
     """Split the workers that hold the first key by how many keys they hold in a row."""
     if num_usable == 0:
         return []
-    found = []
-    todo = [(1, num_usable, table.holders(keys[0]))]
+    holders = table.lookup()
+    found: list[tuple[int, int]] = []
+    todo = [(1, num_usable, holders(keys[0], 0))]
     while todo:
         low, high, mask = todo.pop()  # these workers hold `low` keys, and at most `high`
+        if len(found) > MAX_BISECTED:
+            found += _scan(holders, keys[low:high], low, mask)
+            continue
         while low < high and mask:
             middle = (low + high + 1) // 2
-            having = mask & table.holders(keys[middle - 1])
+            having = mask & holders(keys[middle - 1], 0)
             if having != mask:
                 if having:
                     todo.append((middle, high, having))
@@ -213,6 +224,24 @@ def _longest(table: _Table, keys: list[BlockKey], num_usable: int) -> list[tuple
                 low = middle
         if mask:
             found.append((mask, low))
+    return found
+
+
+def _scan(
+    holders: Callable[[BlockKey, int], int], keys: list[BlockKey], num_held: int, mask: int
+) -> list[tuple[int, int]]:
+    """The same key by key, for workers that hold the `num_held` keys before these."""
+    found = []
+    for key in keys:
+        having = mask & holders(key, 0)
+        if having != mask:
+            found.append((mask ^ having, num_held))
+            mask = having
+            if not mask:
+                return found
+        num_held += 1
+    if mask:
+        found.append((mask, num_held))
     return found
 
 
