@@ -21,6 +21,7 @@ import csv
 from bisect import bisect_right
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 from expediter.errors import ConfigError
@@ -35,8 +36,8 @@ class _Line:
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self._xs = [x for x, _ in points]
         self._ys = [y for _, y in points]
-        pairs = zip(points, points[1:], strict=False)
-        self._slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs] or [0.0]
+        slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(points)]
+        self._slopes = slopes or [0.0]
 
     def at(self, x: float) -> float:
         index = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)

@@ -14,11 +14,12 @@ import contextvars
 import heapq
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from expediter.errors import SimulationStalled
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 MAX_TURNS_AT_ONE_INSTANT = 100_000
 NUM_TASKS_NAMED = 8
@@ -40,8 +41,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """As in asyncio; of calls at the same time, the first asked for is the first made."""
@@ -51,8 +52,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         return timer
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # noqa: ARG002
+    def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
         """Refused: a thread takes real time."""
+        del executor, args
         raise RuntimeError(f"{func} would run in a thread, and virtual time does not wait for it")
 
     def _process_events(self, event_list: list[object]) -> None:
@@ -66,6 +68,7 @@ class _Timer(asyncio.TimerHandle):
     __slots__ = ("serial",)
 
     serial: int
+    _when: float
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Timer)

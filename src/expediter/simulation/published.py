@@ -4,7 +4,7 @@
 |---|---|
 | `FITS` | least squares on grids of NVIDIA's aiconfigurator-core 0.12.0 (see `grid.py`) |
 | `DistServeCost` | LLMServe/DistServe at 82831f1, simdistserve/estimators/time_estimator.py |
-| `PrebleMistral`, `PREBLE_LLAMA` | WukLab/preble at 8e7906a, benchmarks/exp_configs/model_equations.py |
+| `PrebleMistral`, `PREBLE_LLAMA` | WukLab/preble at 8e7906a, exp_configs/model_equations.py |
 
 DistServe has no prefix cache; a chunk after p tokens costs what it adds to the square. Both
 leave open how a chunk and decodes share a pass, so that is the rule in `costs.py`.
@@ -120,7 +120,7 @@ DISTSERVE = {
         (42.97, 0.2129, 4.60e-5), (39.58, 6.95e-4, 0.1358), (40.86, 4.26e-4, 0.1951)
     ),
 }
-"""A100 80 GB, with DistServe's own engine and with its baseline's; the profiler's files hold more."""
+"""A100 80 GB, DistServe's own engine and its baseline's; the profiler's files hold more."""
 
 
 def load_distserve(path: Path, *, model: str, tensor_parallel: int) -> DistServeCost:

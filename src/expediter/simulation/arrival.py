@@ -1,0 +1,100 @@
+"""What a simulated client sends, and what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from expediter.cluster.client import Inflow, ResponseHead
+from expediter.cluster.decisions import Decision
+from expediter.request import RequestOutput
+
+if TYPE_CHECKING:
+    from expediter.load import WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request that comes `at` seconds into the run.
+
+    `block_hashes` names every full block of prompt and output at the workers' block size, so
+    equal names are equal prefixes. `label` is its class in reports.
+    """
+
+    at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_hashes: Sequence[bytes]
+    label: str = "all"
+    session: str | None = None
+    priority: int = 0
+
+
+class Answer:
+    """One request's story: the sink that the dispatcher fills. Times are on the virtual clock.
+
+    `scheduled_at` is when the worker that answered first took it into a batch.
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrived_at",
+        "cached_tokens",
+        "error",
+        "finished_at",
+        "first_token_at",
+        "matched_tokens",
+        "num_output_tokens",
+        "num_tries",
+        "reason",
+        "scheduled_at",
+        "status",
+        "worker_id",
+    )
+
+    def __init__(self, arrival: Arrival, *, now: float) -> None:
+        self.arrival = arrival
+        self.arrived_at = now
+        self.worker_id: WorkerId | None = None
+        self.reason = ""
+        self.matched_tokens = 0
+        self.num_tries = 0
+        self.status = 0
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.cached_tokens = 0
+        self.num_output_tokens = 0
+        self.error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was asked for came."""
+        return self.finished_at is not None and self.error is None and self.status == 200
+
+    def placed(self, decision: Decision) -> None:
+        """See `ResponseSink`."""
+        self.worker_id = decision.worker_id
+        self.reason = decision.reason
+        self.matched_tokens = decision.matched_tokens
+        self.num_tries = decision.num_tries
+
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:  # noqa: ARG002
+        """See `ResponseSink`."""
+        self.status = head.status
+        return False
+
+    def write(self, data: bytes) -> None:
+        """See `ResponseSink`; simulated answers have no bytes."""
+
+    def end(self) -> None:
+        """See `ResponseSink`."""
+
+    def receive(self, output: RequestOutput, *, now: float) -> None:
+        """Tokens have come."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.scheduled_at = output.scheduled_time
+            self.cached_tokens = output.num_cached_tokens
+        self.num_output_tokens += len(output.tokens)
+        if output.finish_reason is not None:
+            self.finished_at = now

@@ -1,0 +1,108 @@
+"""A model that only takes time.
+
+A batch of decodes that nothing can change for `max_steps` steps is slept through in one jump. Its
+context grows by a token a request and step, so a step's time is taken to change evenly from the
+first to the last: exact for models that are linear in context, and all are nearly so. Whoever
+hands the worker something new calls `interrupt`, and the jump ends with the step that is running
+then, which is when a real worker would look.
+"""
+
+import asyncio
+import math
+
+from expediter.request import SampledToken
+from expediter.scheduling.output import ModelOutput, SchedulerOutput
+from expediter.simulation.costs import CostModel, StepWork, step_work
+
+TOKEN = SampledToken(token_id=0)
+_EPSILON = 1e-9  # seconds: an arrival on the end of a step is before the next
+
+
+class SimulatedExecutor:
+    """Sleeps what `cost` says, times `slowdown`. Counts steps, not tokens."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._jump: _Jump | None = None
+        self.slowdown = 1.0
+        self.num_steps = 0
+        self.num_jumps = 0
+        self.busy_seconds = 0.0
+        self.num_prompt_tokens = 0
+
+    async def execute(self, output: SchedulerOutput) -> ModelOutput:
+        """See `Executor`; every sampled token is the same one."""
+        work = step_work(output)
+        self._jump = jump = self._start(work, max_steps=output.max_steps)
+        try:
+            await jump.ended
+        finally:
+            self._jump = None
+            jump.timer.cancel()
+        self.num_steps += jump.num_steps
+        self.num_jumps += 1
+        self.busy_seconds += jump.seconds(jump.num_steps)
+        self.num_prompt_tokens += work.num_prompt_tokens
+        tokens = [TOKEN] * jump.num_steps
+        sampling = [chunk.request_id for chunk in output.chunks if chunk.samples]
+        return ModelOutput(tokens=dict.fromkeys(sampling, tokens), num_steps=jump.num_steps)
+
+    def interrupt(self) -> None:
+        """Something arrived: stop after the step that runs now."""
+        if self._jump is not None:
+            self._jump.cut()
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+    def _start(self, work: StepWork, *, max_steps: int) -> "_Jump":
+        first = self._cost.seconds(work) * self.slowdown
+        growth = 0.0
+        if max_steps > 1:
+            last = self._cost.seconds(work.later(max_steps - 1)) * self.slowdown
+            growth = (last - first) / (max_steps - 1)
+        return _Jump(first, growth=growth, num_steps=max_steps)
+
+
+class _Jump:
+    """Steps slept through as one; `ended` is done when the last of `num_steps` is."""
+
+    def __init__(self, first: float, *, growth: float, num_steps: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._first = first
+        self._growth = growth
+        self._started = self._loop.time()
+        self.num_steps = num_steps
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.timer = self._wake_up()
+
+    def seconds(self, num_steps: int) -> float:
+        """How long the first `num_steps` take."""
+        return num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
+
+    def cut(self) -> None:
+        """End with the step that is running now."""
+        num_steps = self._running_step()
+        if num_steps < self.num_steps:
+            self.num_steps = num_steps
+            self.timer.cancel()
+            self.timer = self._wake_up()
+
+    def _running_step(self) -> int:
+        """1 for the first: the least k whose `seconds` are not over yet."""
+        elapsed = self._loop.time() - self._started - _EPSILON
+        if elapsed <= self._first or self.num_steps == 1:
+            return 1
+        # g k^2 / 2 + (f - g / 2) k = elapsed, solved without cancellation
+        half = self._first - self._growth / 2
+        root = math.sqrt(max(0.0, half * half + 2 * self._growth * elapsed))
+        return min(self.num_steps, max(1, math.ceil(2 * elapsed / (half + root))))
+
+    def _wake_up(self) -> asyncio.TimerHandle:
+        due = self._started + self.seconds(self.num_steps)
+        return self._loop.call_at(due, _finish, self.ended)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

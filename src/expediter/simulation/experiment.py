@@ -1,0 +1,171 @@
+"""Runs a workload through a simulated fleet."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from expediter.cluster.dispatcher import Dispatcher
+from expediter.errors import ClusterError, SimulationStalled
+from expediter.load import WorkerId
+from expediter.request import Request, RequestId, RequestOutput, SamplingParams
+from expediter.routing.policy import RoutingPolicy
+from expediter.routing.prompt import named_prompt
+from expediter.routing.view import RoutedRequest
+from expediter.simulation.arrival import Answer, Arrival
+from expediter.simulation.client import SimulatedRequest
+from expediter.simulation.fleet import FleetModel, SimulatedFleet
+from expediter.simulation.loop import run_virtual
+
+MakePolicy = Callable[[random.Random], RoutingPolicy]
+"""A fresh policy; whatever is left to chance in it comes from the generator."""
+
+IDLE_SECONDS = 3600.0
+"""Without a single token for so long, while requests are open, nothing will ever come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTotals:
+    """What one replica did in a run."""
+
+    worker_id: WorkerId
+    num_prompt_tokens: int  # computed, so without cached ones and with those computed again
+    num_evicted_blocks: int
+    num_preemptions: int
+    num_steps: int
+    num_jumps: int
+    busy_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One policy on one workload: answers in order of arrival. `seconds` are virtual."""
+
+    policy: str
+    answers: Sequence[Answer]
+    workers: Sequence[WorkerTotals]
+    seconds: float
+
+
+def simulate(
+    fleet: FleetModel, arrivals: Iterable[Arrival], *, policy: MakePolicy, name: str, seed: int = 0
+) -> Run:
+    """Run `arrivals`, in order of time, to their ends. The same arguments give the same run."""
+    return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(arrivals))
+
+
+def compare(
+    fleet: FleetModel,
+    arrivals: Sequence[Arrival],
+    *,
+    policies: Mapping[str, MakePolicy],
+    seed: int = 0,
+) -> list[Run]:
+    """One run a policy, all with the same arrivals and the same seed."""
+    return [
+        simulate(fleet, arrivals, policy=policy, name=name, seed=seed)
+        for name, policy in policies.items()
+    ]
+
+
+class _Experiment:
+    def __init__(self, fleet: FleetModel, *, policy: MakePolicy, name: str, seed: int) -> None:
+        self._model = fleet
+        self._name = name
+        self._policy = policy(random.Random(f"policy {seed}"))
+        self._rng = random.Random(f"network {seed}")
+        self._answers: list[Answer] = []
+        self._num_open = 0
+        self._num_outputs = 0
+
+    async def run(self, arrivals: Iterable[Arrival]) -> Run:
+        fleet = SimulatedFleet(self._model, policy=self._policy, rng=self._rng)
+        async with fleet.running():
+            started = asyncio.get_running_loop().time()
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch(), name="watch")
+                await self._send_all(fleet.dispatcher, arrivals, started=started)
+                watch.cancel()
+            seconds = asyncio.get_running_loop().time() - started
+            workers = _totals(fleet)
+        return Run(policy=self._name, answers=self._answers, workers=workers, seconds=seconds)
+
+    async def _send_all(
+        self, dispatcher: Dispatcher, arrivals: Iterable[Arrival], *, started: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for number, arrival in enumerate(arrivals):
+                delay = started + arrival.at - loop.time()
+                if delay > 0:
+                    await asyncio.sleep(delay)
+                self._num_open += 1
+                answer = Answer(arrival, now=loop.time())
+                self._answers.append(answer)
+                tasks.create_task(self._send(dispatcher, answer, f"request-{number}"))
+
+    async def _send(self, dispatcher: Dispatcher, answer: Answer, request_id: str) -> None:
+        routed, forwarded = self._requests(answer, request_id)
+        try:
+            await dispatcher.dispatch(routed, forwarded, answer)
+        except ClusterError as error:
+            answer.error = error.kind
+        finally:
+            self._num_open -= 1
+
+    def _requests(self, answer: Answer, request_id: str) -> tuple[RoutedRequest, SimulatedRequest]:
+        """The same request as the router and as the worker see it."""
+        arrival, block_size = answer.arrival, self._model.worker.kv_cache.block_size
+        names = arrival.block_hashes[: arrival.num_prompt_tokens // block_size]
+        routed = RoutedRequest(
+            request_id=request_id,
+            prompt=named_prompt(names, num_tokens=arrival.num_prompt_tokens, block_size=block_size),
+            max_output_tokens=arrival.num_output_tokens,
+            session=arrival.session,
+        )
+        request = Request(
+            request_id=RequestId(request_id),
+            prompt_token_ids=(),
+            sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True),
+            arrival_time=answer.arrived_at,
+            priority=arrival.priority,
+            block_hashes=arrival.block_hashes,
+            num_prompt_tokens=arrival.num_prompt_tokens,
+        )
+        forwarded = SimulatedRequest(
+            method=b"POST",
+            target=b"/v1/completions",
+            request=request,
+            receive=partial(self._receive, answer),
+        )
+        return routed, forwarded
+
+    def _receive(self, answer: Answer, output: RequestOutput) -> None:
+        self._num_outputs += 1
+        answer.receive(output, now=asyncio.get_running_loop().time())
+
+    async def _watch(self) -> None:
+        """Health probes go on for ever, so the loop alone cannot see that nothing happens."""
+        while True:
+            before = self._num_open, self._num_outputs
+            await asyncio.sleep(IDLE_SECONDS)
+            if self._num_open and before == (self._num_open, self._num_outputs):
+                raise SimulationStalled(
+                    f"{self._num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
+                )
+
+
+def _totals(fleet: SimulatedFleet) -> list[WorkerTotals]:
+    return [
+        WorkerTotals(
+            worker_id=worker.worker_id,
+            num_prompt_tokens=worker.executor.num_prompt_tokens,
+            num_evicted_blocks=worker.num_evicted_blocks,
+            num_preemptions=worker.num_preemptions,
+            num_steps=worker.executor.num_steps,
+            num_jumps=worker.executor.num_jumps,
+            busy_seconds=worker.executor.busy_seconds,
+        )
+        for worker in fleet.workers.values()
+    ]

@@ -1,0 +1,127 @@
+"""One replica: the live worker, scheduler and caches on a simulated model.
+
+A replica outlives its workers. When it crashes, its worker is gone with all it cached, and what
+it was answering is lost; when it starts again, an empty worker takes its place.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from expediter.config import KVCacheConfig, SchedulerConfig
+from expediter.errors import ClusterError, WorkerLost, WorkerRefused
+from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, KVCacheEvent
+from expediter.kvcache.hashing import CacheNamespace
+from expediter.kvcache.manager import KVCacheManager
+from expediter.load import WorkerId
+from expediter.request import Request, RequestOutput
+from expediter.scheduling.scheduler import Scheduler
+from expediter.simulation.costs import CostModel
+from expediter.simulation.executor import SimulatedExecutor
+from expediter.worker.worker import Worker
+
+Listener = Callable[[Sequence[KVCacheEvent]], None]
+Sink = Callable[[RequestOutput | ClusterError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerModel:
+    """What a simulated worker is: its speed, its memory in tokens of KV, its settings."""
+
+    cost: CostModel
+    kv_tokens: int
+    kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    max_model_len: int = 1_000_000
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of KV cache."""
+        return self.kv_cache.num_blocks or self.kv_tokens // self.kv_cache.block_size
+
+
+class SimulatedWorker:
+    """Takes requests while it is up. Counters cover all of its workers."""
+
+    def __init__(self, worker_id: WorkerId, model: WorkerModel) -> None:
+        self.worker_id = worker_id
+        self.executor = SimulatedExecutor(model.cost)
+        self.listeners: list[Listener] = []
+        self.num_evicted_blocks = 0
+        self._model = model
+        self._worker: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._sinks: dict[str, Sink] = {}
+        self._num_preemptions = 0  # of workers that are gone
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a worker that answers."""
+        return self._worker is not None
+
+    @property
+    def num_preemptions(self) -> int:
+        """Requests that lost their blocks to older ones."""
+        current = self._worker.scheduler.num_preemptions if self._worker else 0
+        return self._num_preemptions + current
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Bring up an empty worker, as one of `tasks`."""
+        assert self._worker is None, f"{self.worker_id} is up"
+        self._worker = worker = self._build()
+        self._task = tasks.create_task(worker.run(), name=self.worker_id)
+        self._publish([AllBlocksCleared()])
+
+    async def stop(self) -> None:
+        """Take the worker away; what it was answering is lost."""
+        if self._worker is None:
+            return
+        assert self._task is not None
+        self._num_preemptions = self.num_preemptions
+        self._worker = None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(WorkerLost(f"{self.worker_id} crashed"))
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """As `Worker.submit`; the sink gets WorkerLost if the replica crashes."""
+        if self._worker is None:
+            raise WorkerRefused(f"{self.worker_id} is down")
+        sinks, request_id = self._sinks, request.request_id
+
+        def deliver(output: RequestOutput) -> None:
+            if output.finish_reason is not None:
+                del sinks[request_id]
+            sink(output)
+
+        self._worker.submit(request, deliver)
+        sinks[request_id] = sink
+        self.executor.interrupt()
+
+    def abort(self, request: Request) -> None:
+        """Drop a request, if it is still here."""
+        if self._worker is not None and self._sinks.pop(request.request_id, None) is not None:
+            self._worker.abort(request.request_id)
+            self.executor.interrupt()
+
+    def _build(self) -> Worker:
+        model = self._model
+        kv_cache = KVCacheManager(
+            model.kv_cache, num_blocks=model.num_blocks, namespace=CacheNamespace(model="simulated")
+        )
+        scheduler = Scheduler(
+            model.scheduler,
+            kv_cache=kv_cache,
+            clock=asyncio.get_running_loop().time,
+            max_model_len=model.max_model_len,
+        )
+        return Worker(scheduler=scheduler, executor=self.executor, publish=self._publish)
+
+    def _publish(self, events: Sequence[KVCacheEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockRemoved):
+                self.num_evicted_blocks += len(event.block_hashes)
+        for listener in self.listeners:
+            listener(events)
