@@ -154,12 +154,13 @@ MESSAGES = [{"role": "user", "content": "the fox"}, {"role": "assistant", "conte
         {},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"add_generation_prompt": False},
+        {"tools": None, "add_generation_prompt": None, "chat_template": None},
         {"chat_template_kwargs": {"think": True}},
     ],
 )
 async def test_a_chats_tokens_are_those_of_its_template(extra: dict[str, object]) -> None:
     prompt = await read(CHAT, {"model": "m", "messages": MESSAGES, "stream": True, **extra})
-    kwargs = dict(extra)
+    kwargs = {k: v for k, v in extra.items() if v is not None}
     names = kwargs.pop("chat_template_kwargs", {})
     expected = byte_level(bos=True).encode_chat(MESSAGES, **kwargs, **names)  # type: ignore[arg-type]
     assert prompt is not None

@@ -28,10 +28,11 @@ class Fields(msgspec.Struct):
     instructions: msgspec.Raw = _NOTHING
     system: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
-    chat_template: msgspec.Raw = _NOTHING
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     max_tokens: int | None = None

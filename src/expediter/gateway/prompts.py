@@ -62,23 +62,26 @@ def _render(tokenizer: PromptTokenizer, fields: Fields) -> str | None:
     if not messages:
         return None
     names: dict[str, Any] = dict(fields.chat_template_kwargs or {})
-    continues = fields.continue_final_message
+    if fields.documents is not None:
+        names["documents"] = fields.documents
+    continues = bool(fields.continue_final_message)
+    generates = fields.add_generation_prompt
     try:
         text = tokenizer.tokenizer.render_chat(
             messages,
             tools=decode_tools(fields.tools),
-            add_generation_prompt=fields.add_generation_prompt and not continues,
+            add_generation_prompt=not continues if generates is None else generates,
             **names,
         )
-    except (RequestError, TypeError):
+    except (RequestError, TypeError, RecursionError):
         return None
     return _open_ended(text, messages[-1].get("content")) if continues else text
 
 
 def _open_ended(text: str, final_message: object) -> str | None:
     """The prompt up to the final message's own end, which the model is to continue."""
-    if not isinstance(final_message, str):
-        return None
-    final_message = final_message.strip()
-    start = text.rfind(final_message)
-    return None if start < 0 else text[: start + len(final_message)]
+    if isinstance(final_message, list) and final_message and isinstance(final_message[-1], dict):
+        final_message = final_message[-1].get("text")
+    words = final_message.strip() if isinstance(final_message, str) else ""
+    start = text.rfind(words) if words else -1
+    return None if start < 0 else text[: start + len(words)]
