@@ -157,7 +157,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--conversations", type=int, default=3)
-    parser.add_argument("--system-words", type=int, default=1100, help="about 1.4 tokens a word")
+    parser.add_argument("--system-words", type=int, default=1500, help="a token a word")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--json", type=Path, help="write every sample here")
     return parser.parse_args()

@@ -72,7 +72,8 @@ def test_a_model_that_is_not_there_is_one_line_and_status_2(command: str, tmp_pa
 
 
 def test_a_folder_of_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    config = dict.fromkeys((*sizes, "num_attention_heads"), 8) | {"model_type": "mamba"}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     run = expediter("up", "--workers", "1", "--model", str(tmp_path), "--port", "0")
     assert run.returncode == 2

@@ -24,7 +24,7 @@ WORDS = [
 
 
 def long_text(seed: int, num_words: int) -> str:
-    """Text nobody has sent before; a word is one or two tokens."""
+    """Text nobody has sent before, a token a word."""
     rng = random.Random(seed)
     return " ".join(rng.choice(WORDS) for _ in range(num_words))
 
@@ -84,7 +84,7 @@ def test_a_conversation_stays_where_its_history_is_and_hits_every_full_block_of_
     was sampled and never run. What it can find of the next prompt is the full blocks of what
     the two have in common, the prompt's last token excepted.
     """
-    system = long_text(2, 1100)
+    system = long_text(2, 1500)
     messages = [{"role": "system", "content": system}]
     held: list[int] = []
     workers = []

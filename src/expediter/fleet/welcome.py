@@ -5,9 +5,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-CURL = """\
-curl -N {api}/chat/completions -H 'content-type: application/json' -d \
-  '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
+CURL = (
+    "curl -N {api}/chat/completions -H 'content-type: application/json' -d "
+    """'{{"model": "{model}", "stream": true, """
+    """"messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
+)
 
 PYTHON = """\
 from openai import OpenAI
