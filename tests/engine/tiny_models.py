@@ -167,6 +167,7 @@ def write_gguf(
     *,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, float] | None = None,
+    rope_divisors: torch.Tensor | None = None,
 ) -> Path:
     """A GGUF file; matrices are stored in `quantization`, vectors in F32."""
     arch = tiny.model_type
@@ -192,6 +193,8 @@ def write_gguf(
         kind = quantization if tensor.dim() > 1 else gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(tensor.numpy(), kind)
         writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
+    if rope_divisors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_divisors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
