@@ -17,6 +17,7 @@ from expediter.simulation.client import Network, SimulatedClient, SimulatedSubsc
 from expediter.simulation.worker import SimulatedWorker, WorkerModel
 
 HEALTH_SECONDS = 1.0
+EXPIRE_SECONDS = 1.0
 SCHEME = "simulated://"
 
 
@@ -93,7 +94,10 @@ class SimulatedFleet:
             for worker in self.workers.values():
                 worker.start(tasks)
                 self._membership.add(_endpoint(worker, has_events=self._model.publishes_events))
-            others = [tasks.create_task(self._membership.run(), name="membership")]
+            others = [
+                tasks.create_task(self._membership.run(), name="membership"),
+                tasks.create_task(self._expire(), name="expire"),
+            ]
             await self._ready()
             others += [tasks.create_task(self._strike(f, tasks)) for f in self._model.faults]
             try:
@@ -107,6 +111,12 @@ class SimulatedFleet:
     async def _ready(self) -> None:
         while len(self._membership.ready()) < len(self.workers):  # noqa: ASYNC110 - costs nothing
             await asyncio.sleep(HEALTH_SECONDS)
+
+    async def _expire(self) -> None:
+        """As the gateway does."""
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            self._index.expire()
 
     async def _strike(self, fault: Fault, tasks: asyncio.TaskGroup) -> None:
         worker = list(self.workers.values())[fault.worker]

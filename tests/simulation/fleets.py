@@ -1,0 +1,89 @@
+"""Small fleets and workloads whose numbers can be done by hand."""
+
+import random
+from collections.abc import Sequence
+from itertools import count
+
+from expediter.config import KVCacheConfig, RoutingConfig, SchedulerConfig
+from expediter.routing.cache_aware import CacheAware
+from expediter.routing.policy import LeastLoaded, Random, RoundRobin, RoutingPolicy
+from expediter.simulation.arrival import Arrival
+from expediter.simulation.client import Network
+from expediter.simulation.costs import CostModel, LinearCost
+from expediter.simulation.fleet import Fault, FleetModel
+from expediter.simulation.worker import WorkerModel
+
+
+def cache_aware(rng: random.Random) -> RoutingPolicy:
+    del rng
+    return CacheAware(load_weight=0.0, max_imbalance=0.2, slack_tokens=1024)
+
+
+def random_policy(rng: random.Random) -> RoutingPolicy:
+    return Random(rng=rng)
+
+
+def round_robin(rng: random.Random) -> RoutingPolicy:
+    del rng
+    return RoundRobin()
+
+
+def least_loaded(rng: random.Random) -> RoutingPolicy:
+    del rng
+    return LeastLoaded()
+
+
+def fleet(
+    *,
+    num_workers: int = 2,
+    block_size: int = 100,
+    kv_tokens: int = 1_000_000,
+    cost: CostModel | None = None,
+    network: Network | None = None,
+    faults: Sequence[Fault] = (),
+) -> FleetModel:
+    return FleetModel(
+        num_workers=num_workers,
+        worker=WorkerModel(
+            cost=cost or LinearCost(),
+            kv_tokens=kv_tokens,
+            kv_cache=KVCacheConfig(block_size=block_size),
+            scheduler=SchedulerConfig(max_batched_tokens=8192, max_running=256),
+        ),
+        routing=RoutingConfig(block_size=block_size),
+        network=network or Network(),
+        faults=faults,
+    )
+
+
+class Names:
+    """Names for blocks: a chain is what it continues and fresh names for the rest."""
+
+    def __init__(self, *, block_size: int = 100) -> None:
+        self._block_size = block_size
+        self._numbers = count()
+
+    def chain(self, num_tokens: int, *, after: Sequence[bytes] = ()) -> list[bytes]:
+        num_new = num_tokens // self._block_size - len(after)
+        return [*after, *(next(self._numbers).to_bytes(32, "big") for _ in range(num_new))]
+
+
+def arrival(
+    at: float, num_prompt: int, num_output: int, *, names: Sequence[bytes], label: str = "all"
+) -> Arrival:
+    return Arrival(
+        at=at,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        block_hashes=names,
+        label=label,
+    )
+
+
+def poisson(rate: float, *, num: int, seed: int) -> list[float]:
+    rng = random.Random(seed)
+    times, now = [], 0.0
+    for _ in range(num):
+        now += rng.expovariate(rate)
+        times.append(now)
+    return times
