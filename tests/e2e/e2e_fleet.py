@@ -88,11 +88,13 @@ class Stream:
 
 
 @contextmanager
-def running_fleet(folder: Path, *options: str, num_workers: int = 3) -> Iterator[Fleet]:
+def running_fleet(folder: Path, *settings: str, num_workers: int = 3) -> Iterator[Fleet]:
     """`expediter up` in fp32, where greedy answers do not depend on what else runs."""
     port = some_free_port("127.0.0.1")
     command = [sys.executable, "-m", "expediter", "up", "--workers", str(num_workers)]
-    command += ["--port", str(port), "--set", "worker.engine.dtype=float32", *options]
+    told = ["worker.engine.dtype=float32", *settings]
+    told += ["worker.shutdown-seconds=1", "gateway.shutdown-seconds=1"]
+    command += ["--port", str(port), *(f"--set={setting}" for setting in told)]
     log = folder / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
