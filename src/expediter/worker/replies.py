@@ -3,7 +3,7 @@
 import msgspec
 from starlette.responses import Response
 
-from expediter.errors import BodyTooLarge, ExpediterError, RequestError, WorkerUnavailable
+from expediter.errors import ExpediterError, RequestError, WorkerUnavailable
 
 JSON = "application/json"
 encode = msgspec.json.Encoder().encode
@@ -30,9 +30,8 @@ def failure_object(error: ExpediterError) -> dict[str, object]:
 def failure_response(error: ExpediterError) -> Response:
     """The answer to a request of which nothing was answered yet."""
     response = json_response(failure_object(error), status=error.status)
-    if isinstance(error, WorkerUnavailable | BodyTooLarge):
-        # It shuts down, or what is left of the body is not worth reading.
-        response.headers["connection"] = "close"
+    if isinstance(error, WorkerUnavailable):
+        response.headers["connection"] = "close"  # it shuts down: come back elsewhere
     return response
 
 

@@ -124,6 +124,14 @@ async def serve(
 class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn would stop taking connections, not requests."""
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Run until `should_exit`; listens no longer afterwards, whatever happened."""
+        try:
+            await super().serve(sockets)
+        finally:
+            for server in getattr(self, "servers", ()):
+                server.close()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
