@@ -44,23 +44,23 @@ def test_the_free_queue_is_a_deque(operations: list[tuple[str, int]]) -> None:
     for operation, index in operations:
         block = blocks[index]
         if operation == "append" and block not in oracle:
-            queue.append(block)
+            queue.extend([block])
             oracle.append(block)
         elif operation == "left" and block not in oracle:
-            queue.appendleft(block)
+            queue.extendleft([block])
             oracle.appendleft(block)
         elif operation == "remove" and block in oracle:
             queue.remove(block)
             oracle.remove(block)
         elif operation == "pop" and oracle:
-            assert queue.popleft() is oracle.popleft()
+            assert queue.popleft(1) == [oracle.popleft()]
         assert list(queue) == list(oracle)
         assert len(queue) == len(oracle)
 
 
 def test_an_empty_queue_has_nothing_to_give() -> None:
-    with pytest.raises(IndexError):
-        FreeBlockQueue().popleft()
+    with pytest.raises(KeyError):
+        FreeBlockQueue().popleft(1)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -151,4 +151,4 @@ def test_a_radix_tree_refuses_to_strand_children() -> None:
     cache.insert(chain("ab"), blocks[:2], start=0)
     cache.insert(chain("ac"), blocks[2:], start=1)
     with pytest.raises(AssertionError, match="cached children"):
-        cache.remove(blocks[0])
+        cache.remove(blocks[:1])

@@ -7,7 +7,7 @@ from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from expediter.kvcache.hashing import CacheNamespace, KVContext, hash_blocks
 from expediter.kvcache.manager import KVCacheManager
 from expediter.kvcache.sequence import KVSequence
-from expediter.request import MultiModalItem, Request, RequestId
+from expediter.request import MultiModalItem, Request, RequestId, SampledToken
 
 NAMESPACE = CacheNamespace(model="m")
 
@@ -179,7 +179,7 @@ def test_a_simulated_request_brings_its_names_and_no_tokens(kv_cache: KVCacheMan
     names = [b"a", b"ab", b"abc"]
     request = prompt(block_hashes=names, num_prompt_tokens=3)
     sequence = computed(kv_cache, request)
-    sequence.append([0, 0])
+    sequence.append([SampledToken(token_id=0)] * 2)
     assert kv_cache.allocate_slots(sequence, 5)
     kv_cache.publish(sequence, 4)
     assert [(e.block_hashes, e.token_ids) for e in kv_cache.take_events()] == [  # type: ignore[union-attr]

@@ -44,6 +44,7 @@ class KVOracle:
         for chunk in output.chunks:
             text = self.texts[chunk.request_id]
             start, end = chunk.num_computed_tokens, chunk.num_computed_tokens + chunk.num_new_tokens
+            assert end > start, "logits of a token that is not computed"
             assert tuple(chunk.token_ids) == text[1 + start : 1 + end]
             assert chunk.samples == (end == len(text) - 1)
             for position in range(start, end):
@@ -192,6 +193,7 @@ def check_consistency(scheduler: Scheduler, listener: Listener) -> None:
     for state in scheduler._states.values():
         sequence = state.sequence
         assert state.is_running == (state in scheduler._running) == bool(sequence.blocks)
+        assert state.is_running or state.num_computed_tokens == 0
         assert sequence.block_ids == [block.block_id for block in sequence.blocks]
         for index, block in enumerate(sequence.blocks):
             holders[block.block_id] += 1

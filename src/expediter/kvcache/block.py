@@ -1,11 +1,12 @@
 """A slot's worth of KV, and the order in which free ones are reused.
 
-The queue is a doubly linked list threaded through the blocks themselves, so a block in its
-middle can be taken out, when a prompt hits it, without looking for it. The design is vLLM's
-(vllm/v1/core/kv_cache_utils.py).
+The queue is a linked list, so a block in its middle can be taken out, when a prompt hits it,
+without looking for it. The design is vLLM's (vllm/v1/core/kv_cache_utils.py); the list here is
+Python's ordered dict, whose links are in C.
 """
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
 class KVCacheBlock:
     """Room for the KV of `block_size` tokens; `block_hash` is set while it can be found."""
 
-    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_cnt")
+    __slots__ = ("block_hash", "block_id", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0  # holders; a free block has none and is in the free queue
         self.block_hash: BlockHash | None = None
-        self.prev_free: KVCacheBlock | None = None
-        self.next_free: KVCacheBlock | None = None
 
     def __repr__(self) -> str:
         name = self.block_hash.hex()[:8] if self.block_hash else "-"
@@ -30,55 +29,35 @@ class KVCacheBlock:
 
 
 class FreeBlockQueue:
-    """Free blocks, the next to be reused first. Every operation takes constant time."""
+    """Free blocks, the next to be reused first. Every operation takes constant time a block."""
 
-    def __init__(self) -> None:
-        self._num_blocks = 0
-        # One ring through a block that is nobody's: no end needs a special case.
-        self._end = KVCacheBlock(-1)
-        self._end.prev_free = self._end.next_free = self._end
+    def __init__(self, blocks: Iterable[KVCacheBlock] = ()) -> None:
+        self._blocks = OrderedDict.fromkeys(blocks)
 
     def __len__(self) -> int:
-        return self._num_blocks
+        return len(self._blocks)
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        block = self._end.next_free
-        while block is not self._end:
-            assert block is not None
-            yield block
-            block = block.next_free
+        return iter(self._blocks)
 
-    def popleft(self) -> KVCacheBlock:
-        """Take out the first block; `IndexError` when there is none."""
-        block = self._end.next_free
-        if block is None or block is self._end:
-            raise IndexError("no free block")
-        self.remove(block)
-        return block
+    def popleft(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take out the first blocks; there must be so many."""
+        pop = self._blocks.popitem
+        return [pop(last=False)[0] for _ in range(num_blocks)]
 
-    def append(self, block: KVCacheBlock) -> None:
-        """Put a block last."""
-        self._insert_before(self._end, block)
+    def extend(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put blocks last, in order."""
+        queue = self._blocks
+        for block in blocks:
+            queue[block] = None
 
-    def appendleft(self, block: KVCacheBlock) -> None:
-        """Put a block first."""
-        first = self._end.next_free
-        assert first is not None
-        self._insert_before(first, block)
+    def extendleft(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put each block first; the last of them is then the next to be reused."""
+        queue = self._blocks
+        for block in blocks:
+            queue[block] = None
+            queue.move_to_end(block, last=False)
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take out a block that is in the queue."""
-        before, after = block.prev_free, block.next_free
-        assert before is not None, f"{block} is not free"
-        assert after is not None, f"{block} is not free"
-        before.next_free, after.prev_free = after, before
-        block.prev_free = block.next_free = None
-        self._num_blocks -= 1
-
-    def _insert_before(self, after: KVCacheBlock, block: KVCacheBlock) -> None:
-        assert block.next_free is None, f"{block} is free already"
-        before = after.prev_free
-        assert before is not None
-        block.prev_free, block.next_free = before, after
-        before.next_free = after.prev_free = block
-        self._num_blocks += 1
+        del self._blocks[block]

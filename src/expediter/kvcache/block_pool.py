@@ -26,9 +26,7 @@ class BlockPool:
         self.cache = cache
         self.events: list[KVCacheEvent] = []
         self._blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
-        self._free = FreeBlockQueue()
-        for block in self._blocks:
-            self._free.append(block)
+        self._free = FreeBlockQueue(self._blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -44,15 +42,12 @@ class BlockPool:
         """Blocks with one holder and no name, evicting what must go; None if too few are free."""
         if num_blocks > len(self._free):
             return None
-        blocks = [self._free.popleft() for _ in range(num_blocks)]
-        evicted = []
+        blocks = self._free.popleft(num_blocks)
         for block in blocks:
             block.ref_cnt = 1
-            if block.block_hash is not None:
-                evicted.append(block.block_hash)
-                self.cache.remove(block)
+        evicted = [block for block in blocks if block.block_hash is not None]
         if evicted:
-            self.events.append(BlockRemoved(block_hashes=evicted))
+            self.events.append(BlockRemoved(block_hashes=self.cache.remove(evicted)))
         return blocks
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -64,15 +59,17 @@ class BlockPool:
 
     def free(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Take a holder from each block of a sequence; those without one become reusable."""
+        named: list[KVCacheBlock] = []
+        nameless: list[KVCacheBlock] = []
         # Tails first: evicting a parent would strand its children.
         for block in reversed(blocks):
-            assert block.ref_cnt > 0, f"{block} is freed twice"
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                if block.block_hash is None:
-                    self._free.appendleft(block)
-                else:
-                    self._free.append(block)
+            num_left = block.ref_cnt - 1
+            assert num_left >= 0, f"{block} is freed twice"
+            block.ref_cnt = num_left
+            if not num_left:
+                (nameless if block.block_hash is None else named).append(block)
+        self._free.extendleft(nameless)
+        self._free.extend(named)
 
     def clear_cache(self) -> bool:
         """Forget every prefix; False, and nothing changes, while any block is held."""

@@ -14,10 +14,11 @@ hash with its length.
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NewType
+from struct import iter_unpack
+from typing import NewType, cast
 
 from expediter.request import MultiModalItem
 
@@ -78,27 +79,21 @@ class BlockHasher:
         start = len(hashes) * self._block_size
         if len(token_ids) - start < self._block_size:
             return
-        payload = _token_bytes(token_ids[start:] if start else token_ids)
+        blocks = self._block_bytes(token_ids[start:] if start else token_ids)
+        parent: bytes = hashes[-1] if hashes else self._first_parent
+        names = cast("list[bytes]", hashes)  # calling `BlockHash` would cost a fifth more
         if self._items:
-            self._extend_mixed(hashes, payload)
+            for (own,) in blocks:
+                items = self._item_bytes(len(names) * self._block_size)
+                names.append(parent := sha256(parent + own + items).digest())
         else:
-            self._extend_text(hashes, payload)
+            names += [parent := sha256(parent + own).digest() for (own,) in blocks]
 
-    def _extend_text(self, hashes: list[BlockHash], payload: bytes) -> None:
+    def _block_bytes(self, token_ids: Sequence[int]) -> Iterator[tuple[bytes]]:
+        """Each full block's tokens: four little-endian bytes a token, in a tuple."""
         size = self._block_size * TOKEN_BYTES
-        parent: bytes = hashes[-1] if hashes else self._first_parent
-        append = hashes.append
-        for start in range(0, len(payload) - size + 1, size):
-            parent = sha256(parent + payload[start : start + size]).digest()
-            append(BlockHash(parent))
-
-    def _extend_mixed(self, hashes: list[BlockHash], payload: bytes) -> None:
-        size = self._block_size * TOKEN_BYTES
-        parent: bytes = hashes[-1] if hashes else self._first_parent
-        for start in range(0, len(payload) - size + 1, size):
-            items = self._item_bytes(len(hashes) * self._block_size)
-            parent = sha256(parent + payload[start : start + size] + items).digest()
-            hashes.append(BlockHash(parent))
+        payload = _token_bytes(token_ids)
+        return iter_unpack(f"{size}s", payload[: len(payload) // size * size])
 
     def _item_bytes(self, start: int) -> bytes:
         """The items that reach into the block that begins at token `start`."""

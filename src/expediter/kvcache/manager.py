@@ -15,6 +15,7 @@ from expediter.config import KVCacheConfig
 from expediter.kvcache.block_pool import BlockPool
 from expediter.kvcache.events import BlockStored, KVCacheEvent
 from expediter.kvcache.hashing import (
+    TEXT_ONLY,
     BlockHash,
     BlockHasher,
     CacheNamespace,
@@ -71,11 +72,7 @@ class KVCacheManager:
 
     def open(self, request: Request) -> KVSequence:
         """The request's sequence, its full blocks named; it holds nothing yet."""
-        context = KVContext(
-            lora_name=request.lora_name,
-            cache_salt=request.cache_salt,
-            multimodal=request.multimodal,
-        )
+        context = _context(request)
         return KVSequence(
             request.prompt_token_ids,
             num_tokens=request.num_prompt_tokens,
@@ -223,10 +220,20 @@ def _prefix_cache(config: KVCacheConfig) -> PrefixCache:
             assert_never(config.prefix_cache)
 
 
+def _context(request: Request) -> KVContext:
+    if not (request.lora_name or request.cache_salt or request.multimodal):
+        return TEXT_ONLY
+    return KVContext(
+        lora_name=request.lora_name, cache_salt=request.cache_salt, multimodal=request.multimodal
+    )
+
+
 def _extra_keys(
     context: KVContext, blocks: range, *, block_size: int
 ) -> list[tuple[object, ...] | None] | None:
     """What besides tokens names each block, in vLLM's order; None when nothing does."""
+    if context is TEXT_ONLY:
+        return None
     keys = [_block_keys(context, index * block_size, block_size=block_size) for index in blocks]
     return keys if any(keys) else None
 

@@ -54,8 +54,8 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def remove(self, block: KVCacheBlock) -> None:
-        """Forget a cached block without cached children, and its name."""
+    def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
+        """Forget cached blocks, children before their parents; the names they had."""
         ...
 
     def clear(self) -> None:
@@ -89,17 +89,23 @@ class HashPrefixCache:
         self, chain: Sequence[BlockHash], blocks: Sequence[KVCacheBlock], *, start: int
     ) -> None:
         """See `PrefixCache`."""
-        for index, block in enumerate(blocks, start):
-            block.block_hash = chain[index]
-            self._blocks[chain[index]] = block
+        names = chain[start : start + len(blocks)]
+        for name, block in zip(names, blocks, strict=True):
+            block.block_hash = name
+        self._blocks.update(zip(names, blocks, strict=True))
         self.version += 1
 
-    def remove(self, block: KVCacheBlock) -> None:
+    def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
         """See `PrefixCache`; that no child is left is the caller's promise."""
-        assert block.block_hash is not None
-        del self._blocks[block.block_hash]
-        block.block_hash = None
+        cached, names = self._blocks, []
+        for block in blocks:
+            name = block.block_hash
+            assert name is not None, f"{block} is not cached"
+            del cached[name]
+            block.block_hash = None
+            names.append(name)
         self.version += 1
+        return names
 
     def clear(self) -> None:
         """See `PrefixCache`."""

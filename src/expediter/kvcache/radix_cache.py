@@ -78,8 +78,12 @@ class RadixPrefixCache:
         self._num_blocks += len(blocks)
         self.version += 1
 
-    def remove(self, block: KVCacheBlock) -> None:
+    def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
         """See `PrefixCache`."""
+        self.version += 1
+        return [self._remove(block) for block in blocks]
+
+    def _remove(self, block: KVCacheBlock) -> BlockHash:
         assert block.block_hash is not None
         node = self._ending.pop(block.block_hash)
         assert not node.children, f"{block} has cached children"
@@ -92,7 +96,7 @@ class RadixPrefixCache:
             del node.parent.children[name]
         block.block_hash = None
         self._num_blocks -= 1
-        self.version += 1
+        return name
 
     def clear(self) -> None:
         """See `PrefixCache`."""

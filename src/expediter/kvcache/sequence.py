@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expediter.kvcache.hashing import BlockHash, BlockHasher, KVContext
+from expediter.request import SampledToken
 
 if TYPE_CHECKING:
     from expediter.kvcache.block import KVCacheBlock
@@ -53,11 +54,11 @@ class KVSequence:
         self.matched_version = -1
         self.name_blocks()
 
-    def append(self, token_ids: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[SampledToken]) -> None:
         """Add tokens at the end; a simulated sequence only counts them."""
-        self.num_tokens += len(token_ids)
+        self.num_tokens += len(tokens)
         if self.token_ids:
-            self.token_ids.extend(token_ids)
+            self.token_ids += [token.token_id for token in tokens]
 
     def name_blocks(self) -> None:
         """Name the full blocks that have no name yet."""

@@ -41,8 +41,7 @@ def fast_forward(
     num_steps = result.num_steps - 1
     due = _block_ends(states, num_steps=num_steps, block_size=kv_cache.block_size)
     for state in states:
-        tokens = result.tokens[state.request_id][:num_steps]
-        state.sequence.append([token.token_id for token in tokens])
+        state.sequence.append(result.tokens[state.request_id][:num_steps])
     for step, filled in due:
         for state in filled:
             kv_cache.publish(state.sequence, state.num_computed_tokens + step)

@@ -2,18 +2,19 @@
 
 A step is a list of chunks: for each request, some tokens whose KV is still to compute. A
 prefill chunk and a decode differ only in how many. The records are plain data with no link
-to the scheduler's state, so an executor may live in another thread or another process.
+to the scheduler's state, so an executor may live in another thread or another process. They are
+structs, because they are made for every request in every step.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from expediter.request import RequestId, SampledToken, SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledChunk:
+class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens [num_computed_tokens, num_computed_tokens + num_new_tokens) of one request.
 
     `token_ids` holds just those tokens (empty in simulation). Token i's KV lives in slot
@@ -32,8 +33,7 @@ class ScheduledChunk:
     output_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `max_steps` decode steps may run before anything could change; 1 with prefill."""
 
     chunks: Sequence[ScheduledChunk]
@@ -41,8 +41,7 @@ class SchedulerOutput:
     max_steps: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOutput:
+class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens sampled for each request whose chunk `samples`: one a step that ran."""
 
     tokens: Mapping[RequestId, Sequence[SampledToken]]

@@ -239,7 +239,7 @@ class Scheduler:
     def _append(self, state: RequestState, tokens: Sequence[SampledToken]) -> RequestOutput:
         """Extend the request by the newest of `tokens`, and end it if that ends it."""
         last = tokens[-1]
-        state.sequence.append((last.token_id,))
+        state.sequence.append((last,))
         reason = state.finish_reason(last)
         if reason is not None:
             self._release(state)

@@ -1,0 +1,168 @@
+"""Several decode steps at once leave exactly what single steps leave."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_oracle import BLOCK_SIZE, make_scheduler
+
+from expediter.kvcache.events import KVCacheEvent
+from expediter.request import Request, RequestId, SampledToken, SamplingParams
+from expediter.scheduling.output import ModelOutput, SchedulerOutput
+from expediter.scheduling.scheduler import Scheduler
+
+
+@dataclass
+class Simulation:
+    """Runs up to `longest` steps at a time; time is counted in steps."""
+
+    scheduler: Scheduler
+    longest: int
+    now: int = 0
+    num_calls: int = 0
+    events: list[KVCacheEvent] = field(default_factory=list)
+    outputs: dict[str, list[object]] = field(default_factory=dict)
+
+    def run_until(self, end: int) -> None:
+        """Arrivals cut jumps short, so no jump passes `end`."""
+        while self.now < end:
+            output = self.scheduler.schedule()
+            if output is None:
+                self.now = end
+                return
+            num_steps = min(output.max_steps, self.longest, end - self.now)
+            self.now += num_steps
+            self.num_calls += 1
+            self.apply(output, num_steps)
+
+    def apply(self, output: SchedulerOutput, num_steps: int) -> None:
+        token = SampledToken(token_id=0)
+        tokens = {c.request_id: [token] * num_steps for c in output.chunks if c.samples}
+        result = ModelOutput(tokens=tokens, num_steps=num_steps)
+        for gained in self.scheduler.update(output, result):
+            seen = self.outputs.setdefault(gained.request_id, [])
+            seen += gained.tokens
+            if gained.finish_reason is not None:
+                seen.append((self.now, gained.finish_reason, gained.num_cached_tokens))
+        self.events += self.scheduler.kv_cache.take_events()
+
+    def state(self) -> object:
+        """Everything that can be seen of scheduler and cache."""
+        scheduler = self.scheduler
+        pool = scheduler.kv_cache._pool
+        return (
+            [
+                (s.request_id, s.num_computed_tokens, s.num_tokens, s.sequence.block_ids[:])
+                for s in scheduler._running
+            ],
+            [s.request_id for s in scheduler._waiting.candidates()],
+            [(b.block_id, b.ref_cnt, b.block_hash) for b in pool._blocks],
+            [b.block_id for b in pool._free],
+            scheduler.num_preemptions,
+            scheduler.load(),
+        )
+
+
+def simulated(name: str, text: str, num_prompt_tokens: int, max_tokens: int) -> Request:
+    """A request whose blocks are named by the beginnings of `text`."""
+    num_blocks = (num_prompt_tokens + max_tokens) // BLOCK_SIZE
+    return Request(
+        request_id=RequestId(name),
+        prompt_token_ids=(),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        block_hashes=[text[: end + 1].encode() for end in range(num_blocks)],
+        num_prompt_tokens=num_prompt_tokens,
+    )
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # steps since the one before
+        st.sampled_from(["aaaaaaaaaaaaaaaa", "aaabbbbbbbbbbbbb", "cccccccccccccccc"]),
+        st.integers(1, 12),
+        st.integers(1, 16),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(
+    arrivals,
+    st.integers(14, 24),
+    st.integers(1, 4),
+    st.sampled_from(["fcfs", "longest-prefix", "prefix-quotas", "priority"]),
+    st.sampled_from(["hash", "radix"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_jumps_and_single_steps_are_the_same(
+    arrivals: list[tuple[int, str, int, int]],
+    num_blocks: int,
+    max_running: int,
+    policy: str,
+    prefix_cache: str,
+) -> None:
+    runs = []
+    for longest in (1, 1000):
+        scheduler = make_scheduler(
+            num_blocks=num_blocks,
+            max_running=max_running,
+            max_batched_tokens=8,
+            policy=policy,
+            prefix_cache=prefix_cache,
+        )
+        runs.append(Simulation(scheduler, longest))
+    single, jumps = runs
+    due = 0
+    for index, (delay, text, num_prompt_tokens, max_tokens) in enumerate(arrivals):
+        due += delay
+        for run in runs:
+            run.run_until(due)
+            run.scheduler.add(simulated(str(index), text, num_prompt_tokens, max_tokens))
+        assert single.state() == jumps.state()
+    for run in runs:
+        run.run_until(due + 1000)
+        assert not run.scheduler.has_work
+    assert single.state() == jumps.state()
+    assert single.events == jumps.events
+    assert single.outputs == jumps.outputs
+
+
+def test_a_lone_request_needs_two_calls() -> None:
+    run = Simulation(make_scheduler(), longest=1000)
+    run.scheduler.add(simulated("r", "abcdefghijklmnop", 2, 20))
+    run.run_until(100)
+    assert run.num_calls == 2  # its prompt, then 19 decodes
+
+
+def test_a_jump_ends_when_the_first_request_does() -> None:
+    run = Simulation(make_scheduler(), longest=1000)
+    run.scheduler.add(simulated("a", "aaaaaaaa", 2, 5))
+    run.scheduler.add(simulated("b", "bbbbbbbb", 2, 9))
+    assert run.scheduler.schedule().max_steps == 1  # type: ignore[union-attr]
+
+
+def max_steps(run: Simulation) -> int:
+    """Of the step after the prompts."""
+    run.run_until(1)
+    output = run.scheduler.schedule()
+    assert output is not None
+    return output.max_steps
+
+
+def test_steps_are_counted_to_the_first_end_or_the_last_free_block() -> None:
+    """Each prompt of 2 tokens and the first token said; a block lasts for two steps."""
+    for num_blocks, expected in ((16, 4), (8, 4), (5, 2), (6, 4)):
+        run = Simulation(make_scheduler(num_blocks=num_blocks, prefix_caching=False), longest=1)
+        run.scheduler.add(simulated("a", "aaaaaaaa", 2, 5))
+        run.scheduler.add(simulated("b", "bbbbbbbb", 2, 8))
+        assert max_steps(run) == expected
+
+
+def test_a_token_that_may_stop_a_request_allows_no_jump() -> None:
+    scheduler = make_scheduler(eos_token_ids=frozenset({5}))
+    request = Request(
+        request_id=RequestId("a"), prompt_token_ids=[1], sampling=SamplingParams(max_tokens=9)
+    )
+    scheduler.add(request)
+    assert max_steps(Simulation(scheduler, longest=1)) == 1
