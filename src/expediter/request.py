@@ -5,9 +5,12 @@ what changes its KV (adapter, salt, images) or how to pick the next token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
+from msgspec.structs import force_setattr
 
 RequestId = NewType("RequestId", str)
 
@@ -21,8 +24,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is picked and when to stop. Field names and meanings are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 keeps every token. `num_logprobs` None returns none,
@@ -53,8 +55,7 @@ class MultiModalItem:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to extend.
 
     Live prompts carry token ids. Simulated ones carry `block_hashes` instead: the names of
@@ -64,7 +65,7 @@ class Request:
 
     request_id: RequestId
     prompt_token_ids: Sequence[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     arrival_time: float = 0.0
     priority: int = 0  # smaller runs first, as in vLLM
     lora_name: str | None = None
@@ -75,7 +76,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.num_prompt_tokens < 0:
-            object.__setattr__(self, "num_prompt_tokens", len(self.prompt_token_ids))
+            force_setattr(self, "num_prompt_tokens", len(self.prompt_token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +88,14 @@ class TokenLogprob:
     rank: int  # 1 is the likeliest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
     """One new token. `logprobs` holds the sampled token first, then the likeliest ones."""
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step gave one request. The last one carries `finish_reason`.
 
     `scheduled_time` is when the request first joined a batch, on the scheduler's clock.
