@@ -1,9 +1,9 @@
-"""An event loop whose waiting moves the clock.
+"""An event loop on which waiting costs nothing.
 
-asyncio waits in one place: the selector. Here the selector returns at once and adds the time it
-was asked to wait to `now`, so everything written for asyncio runs in virtual time unchanged, and
-nothing ever waits. Callbacks due at one instant run in the order in which they were asked for,
-which makes a run a function of its inputs.
+asyncio waits in one place: between two rounds of callbacks, until the next timer is due. Here
+that wait only moves the clock, so everything written for asyncio runs in virtual time unchanged.
+Calls due at one instant are made in the order in which they were asked for, which makes a run a
+function of its inputs.
 
 Two mistakes would make such a loop hang, and raise SimulationStalled instead: nothing is left to
 wait for though the main task is not done, and time that no longer passes.
@@ -11,8 +11,9 @@ wait for though the main task is not done, and time that no longer passes.
 
 import asyncio
 import contextvars
-import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
@@ -21,22 +22,28 @@ from expediter.errors import SimulationStalled
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-MAX_TURNS_AT_ONE_INSTANT = 100_000
+MAX_ROUNDS_AT_ONE_INSTANT = 100_000
 NUM_TASKS_NAMED = 8
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """Time starts at 0 and is in seconds. No sockets, no threads."""
 
-    def __init__(self, *, max_turns: int = MAX_TURNS_AT_ONE_INSTANT) -> None:
-        """`max_turns` of the loop without any time passing are taken for a runaway."""
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+
+    def __init__(self, *, max_rounds: int = MAX_ROUNDS_AT_ONE_INSTANT) -> None:
+        """`max_rounds` of callbacks without any time passing are taken for a runaway."""
         super().__init__()
-        self._selector = _VirtualSelector(self, max_turns=max_turns)
+        self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._serial = count()
+        self._max_rounds = max_rounds
+        self._num_rounds = 0  # since time last passed
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
-        return self._selector.now
+        return self._now
 
     def call_at(
         self,
@@ -46,10 +53,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """As in asyncio; of calls at the same time, the first asked for is the first made."""
-        timer = _Timer(when, callback, args, self, context)
-        timer.serial = next(self._serial)
-        timer._scheduled = True  # type: ignore[attr-defined]
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self._serial), timer))
         return timer
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
@@ -57,57 +62,50 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         del executor, args
         raise RuntimeError(f"{func} would run in a thread, and virtual time does not wait for it")
 
+    def _run_once(self) -> None:
+        """One round: make every call that is due; if there is none, let time pass first."""
+        ready, timers = self._ready, self._timers
+        if ready or self._stopping:
+            self._count_round()
+        else:
+            self._pass_time()
+        while timers and timers[0][0] <= self._now:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _pass_time(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        if not timers:
+            raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+            self._num_rounds = 0
+        else:
+            self._count_round()
+
+    def _count_round(self) -> None:
+        self._num_rounds += 1
+        if self._num_rounds > self._max_rounds:
+            self._num_rounds = 0
+            raise SimulationStalled(f"time stands still at {self._now:g} s; {self._who}")
+
+    @property
+    def _who(self) -> str:
+        waiting = sorted(_describe(task) for task in asyncio.all_tasks(self))
+        named = ", ".join(waiting[:NUM_TASKS_NAMED])
+        more = ", ..." if len(waiting) > NUM_TASKS_NAMED else ""
+        return f"{len(waiting)} tasks wait: {named}{more}"
+
     def _process_events(self, event_list: list[object]) -> None:
         """There is no I/O."""
 
     def _write_to_self(self) -> None:
         """Nothing to wake up: the loop never sleeps."""
-
-
-class _Timer(asyncio.TimerHandle):
-    __slots__ = ("serial",)
-
-    serial: int
-    _when: float
-
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, _Timer)
-        mine, theirs = self._when, other._when
-        return mine < theirs or (mine == theirs and self.serial < other.serial)
-
-
-class _VirtualSelector:
-    """What a loop waits in."""
-
-    def __init__(self, loop: VirtualTimeLoop, *, max_turns: int) -> None:
-        self.now = 0.0
-        self._loop = loop
-        self._max_turns = max_turns
-        self._num_turns = 0  # of the loop, since time last passed
-
-    def select(self, timeout: float | None) -> list[object]:
-        """Let `timeout` seconds pass."""
-        if timeout is None:
-            raise SimulationStalled(f"at {self.now:g} s nothing is left to happen, but {self._who}")
-        before = self.now
-        self.now += timeout
-        if self.now != before:
-            self._num_turns = 0
-            return []
-        self._num_turns += 1
-        if self._num_turns > self._max_turns:
-            self._num_turns = 0
-            raise SimulationStalled(f"time stands still at {self.now:g} s; {self._who}")
-        return []
-
-    @property
-    def _who(self) -> str:
-        waiting = sorted(_describe(task) for task in asyncio.all_tasks(self._loop))
-        named = ", ".join(waiting[:NUM_TASKS_NAMED])
-        more = (
-            f" and {len(waiting) - NUM_TASKS_NAMED} more" if len(waiting) > NUM_TASKS_NAMED else ""
-        )
-        return f"{len(waiting)} tasks wait: {named}{more}"
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
