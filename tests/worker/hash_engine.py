@@ -21,7 +21,7 @@ from expediter.scheduling.scheduler import Scheduler
 from expediter.tokenizer import Tokenizer
 from expediter.tokenizer.chat_template import ChatTemplate
 from expediter.tokenizer.token_bytes import byte_characters
-from expediter.worker.worker import Worker
+from expediter.worker.worker import PublishEvents, Worker
 
 BLOCK_SIZE = 4
 EOS = 256
@@ -137,7 +137,9 @@ def build(
     max_model_len: int = 512,
     max_batched_tokens: int = 64,
     prefix_caching: bool = True,
+    publish: PublishEvents | None = None,
 ) -> Rig:
+    """`publish` gets the events, if given, instead of the rig's `batches`."""
     model = model or HashModel()
     kv_cache = KVCacheManager(
         KVCacheConfig(block_size=BLOCK_SIZE, prefix_caching=prefix_caching),
@@ -152,9 +154,11 @@ def build(
         eos_token_ids=frozenset({EOS}),
     )
     batches: list[list[KVCacheEvent]] = []
-    worker = Worker(
-        scheduler=scheduler, executor=model, publish=lambda events: batches.append(list(events))
-    )
+
+    def keep(events: Sequence[KVCacheEvent]) -> None:
+        batches.append(list(events))
+
+    worker = Worker(scheduler=scheduler, executor=model, publish=publish or keep)
     return Rig(model, worker, batches)
 
 

@@ -9,15 +9,20 @@ from typing import Any
 
 import httpx
 import openai
-from hash_engine import VOCAB_SIZE, HashModel, Rig, build, byte_tokenizer, until
+from hash_engine import BLOCK_SIZE, VOCAB_SIZE, HashModel, Rig, build, byte_tokenizer, until
+from openai.types.chat import ChatCompletionMessageParam
 
 from expediter.config import KVCacheConfig, WorkerConfig
-from expediter.tokenizer import Tokenizer
 from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
 
 MODEL = "hash"
+HELLO: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+]
+RENDERED = b"[system]Be brief.\n[user]Hello\n[assistant]"
 
 
 @dataclass
@@ -29,7 +34,6 @@ class Live:
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
     stop: asyncio.Event
-    tokenizer: Tokenizer
 
     @property
     def model(self) -> HashModel:
@@ -68,15 +72,9 @@ async def live_server(
     **options: Any,
 ) -> AsyncIterator[Live]:
     """Runs until the block ends; the requests that are left then are aborted."""
-    rig = build(model, **options)
-    config = config or WorkerConfig(port=0, kv_cache=KVCacheConfig(block_size=4))
-    tokenizer = byte_tokenizer()
-    served = ServedModel(
-        name=MODEL,
-        tokenizer=tokenizer,
-        vocab_size=VOCAB_SIZE,
-        max_model_len=options.get("max_model_len", 512),
-    )
+    rig = build(model, publish=publisher.publish if publisher else None, **options)
+    config = config or WorkerConfig(port=0, kv_cache=KVCacheConfig(block_size=BLOCK_SIZE))
+    served = served_model(options.get("max_model_len", 512))
     app = create_app(
         rig.worker, config=config, model=served, publisher=publisher, clock=lambda: 0.0
     )
@@ -100,10 +98,19 @@ async def live_server(
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
         ):
             try:
-                yield Live(rig, port, http, client, stop, tokenizer)
+                yield Live(rig, port, http, client, stop)
             finally:
                 rig.model.may_run.set()
                 stop.set()
+
+
+def served_model(max_model_len: int) -> ServedModel:
+    return ServedModel(
+        name=MODEL,
+        tokenizer=byte_tokenizer(),
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+    )
 
 
 def events_of(body: str) -> list[Any]:

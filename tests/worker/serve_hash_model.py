@@ -5,11 +5,11 @@ import logging
 import sys
 
 import uvloop
-from hash_engine import VOCAB_SIZE, HashModel, build, byte_tokenizer
+from hash_engine import HashModel, build
+from live_server import served_model
 
 from expediter.config import KVCacheConfig, WorkerConfig
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
-from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
 
@@ -28,12 +28,9 @@ async def main(shutdown_seconds: float, events: str) -> None:
     config = WorkerConfig(
         port=0, shutdown_seconds=shutdown_seconds, kv_cache=KVCacheConfig(block_size=4)
     )
-    rig = build(PacedModel(), num_blocks=3000, max_model_len=10_000)
     publisher = KVEventPublisher(events)
-    rig.worker._publish = publisher.publish
-    model = ServedModel(
-        name="hash", tokenizer=byte_tokenizer(), vocab_size=VOCAB_SIZE, max_model_len=10_000
-    )
+    rig = build(PacedModel(), num_blocks=3000, max_model_len=10_000, publish=publisher.publish)
+    model = served_model(10_000)
     app = create_app(rig.worker, config=config, model=model, publisher=publisher)
     listener = listen(config)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")

@@ -189,7 +189,6 @@ async def test_events_reach_a_listener_that_asks_the_server_where() -> None:
     """A listener that applies every event knows what the cache holds."""
     publisher = KVEventPublisher("tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
     async with live_server(num_blocks=30, max_model_len=64, publisher=publisher) as live:
-        live.rig.worker._publish = publisher.publish
         source = (await live.http.get("/kv_event_sources")).json()["0"]
         assert source["enable_kv_cache_events"] is True
         for i in range(12):

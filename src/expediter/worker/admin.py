@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from expediter.worker.body import decode_body, read_body
-from expediter.worker.prompts import PromptReader, ServedModel
+from expediter.worker.prompts import LONG_BYTES, PromptReader, ServedModel, off_loop
 from expediter.worker.protocol import DetokenizeRequest, TokenizeRequest
 from expediter.worker.publisher import RANK, KVEventPublisher
 from expediter.worker.replies import json_response
@@ -102,5 +102,9 @@ class AdminEndpoints:
         body = await read_body(http, max_bytes=self._max_body_bytes)
         request = decode_body(body, DetokenizeRequest)
         self._model.require(request.model)
-        text = self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+        def decode() -> str:
+            return self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+        text = await off_loop(decode, is_long=len(body) > LONG_BYTES)
         return json_response({"prompt": text})

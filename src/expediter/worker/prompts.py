@@ -65,7 +65,7 @@ class PromptReader:
         def read() -> list[Prompt]:
             return [self._prompt(one, special=request.add_special_tokens) for one in given]
 
-        return await _run(read, is_long=num_bytes > LONG_BYTES)
+        return await off_loop(read, is_long=num_bytes > LONG_BYTES)
 
     async def chat(self, request: ChatRequest | TokenizeRequest, *, num_bytes: int) -> Prompt:
         """A conversation's prompt."""
@@ -73,7 +73,7 @@ class PromptReader:
         def read() -> Prompt:
             return self._conversation(request)
 
-        return await _run(read, is_long=num_bytes > LONG_BYTES)
+        return await off_loop(read, is_long=num_bytes > LONG_BYTES)
 
     async def text(self, text: str, *, special: bool) -> list[int]:
         """A text's tokens; it may be empty."""
@@ -81,7 +81,7 @@ class PromptReader:
         def read() -> list[int]:
             return self._tokenizer.encode(text, add_special_tokens=special)
 
-        return await _run(read, is_long=len(text) > LONG_BYTES)
+        return await off_loop(read, is_long=len(text) > LONG_BYTES)
 
     def _prompt(self, given: str | list[int], *, special: bool) -> Prompt:
         if isinstance(given, str):
@@ -140,7 +140,8 @@ def num_new_tokens(prompt: Prompt, *, wanted: int | None, default: int | None, l
     return room if default is None else min(default, room)
 
 
-async def _run(work: Callable[[], T], *, is_long: bool) -> T:
+async def off_loop(work: Callable[[], T], *, is_long: bool) -> T:
+    """What `work` returns; done in another thread if it is long."""
     return await asyncio.to_thread(work) if is_long else work()
 
 

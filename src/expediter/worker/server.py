@@ -183,7 +183,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     body = error_object(message, kind="invalid_request_error", code=error.status_code)
-    return json_response(body, status=error.status_code)
+    response = json_response(body, status=error.status_code)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
