@@ -3,6 +3,8 @@
 Two schedulers, one with each prefix cache, are driven side by side and must do the same.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,6 +25,15 @@ beginnings = st.builds(
     lambda text, end: text[:end], st.sampled_from([[0] * 14, [0, 0, 1, 0] * 4]), st.integers(1, 14)
 )
 prompts = beginnings | beginnings | st.lists(st.integers(0, 1), min_size=1, max_size=14)
+arrivals = st.fixed_dictionaries(
+    {
+        "token_ids": prompts,
+        "max_tokens": st.integers(1, 12),
+        "priority": st.integers(0, 2),
+        "cache_salt": st.sampled_from([None, None, None, "a"]),
+        "ignore_eos": st.booleans(),
+    }
+)
 configurations = st.fixed_dictionaries(
     {
         "num_blocks": st.integers(4, 14),
@@ -58,42 +69,22 @@ class SchedulerLife(RuleBasedStateMachine):
         self.num_added = 0
         self.aborted: set[str] = set()
 
-    @rule(
-        token_ids=prompts,
-        max_tokens=st.integers(1, 12),
-        priority=st.integers(0, 2),
-        salt=st.sampled_from([None, None, "a"]),
-        ignore_eos=st.booleans(),
-    )
-    def add(
-        self,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        priority: int,
-        salt: str | None,
-        ignore_eos: bool,
-    ) -> None:
-        request = make_request(
-            str(self.num_added),
-            token_ids,
-            priority=priority,
-            cache_salt=salt,
-            max_tokens=max_tokens,
-            ignore_eos=ignore_eos,
-        )
-        num_slots = self.rigs[0].scheduler.kv_cache.num_total_blocks * 2
-        num_tokens = len(token_ids) + max_tokens
-        fits = num_tokens <= 24 and num_tokens - 1 <= num_slots
-        for rig in self.rigs:
-            if fits:
-                rig.add(request)
-            else:
-                with pytest.raises(PromptTooLong):
+    @rule(arrivals=st.lists(arrivals, min_size=1, max_size=4))
+    def add(self, arrivals: list[dict[str, Any]]) -> None:
+        for arrival in arrivals:
+            request = make_request(str(self.num_added), **arrival)
+            num_slots = self.rigs[0].scheduler.kv_cache.num_total_blocks * 2
+            num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
+            fits = num_tokens <= 24 and num_tokens - 1 <= num_slots
+            for rig in self.rigs:
+                if fits:
                     rig.add(request)
-        self.num_added += fits
+                else:
+                    with pytest.raises(PromptTooLong):
+                        rig.add(request)
+            self.num_added += fits
 
-    @rule(num_steps=st.integers(1, 4))
+    @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             had_work = self.rigs[0].scheduler.has_work
@@ -108,7 +99,7 @@ class SchedulerLife(RuleBasedStateMachine):
         if config.chunked_prefill:
             assert sum(step.values()) <= config.max_batched_tokens
 
-    @precondition(lambda self: self.num_added)
+    @precondition(lambda self: self.rigs[0].scheduler.has_work)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = str(data.draw(st.integers(0, self.num_added - 1)))
@@ -117,7 +108,7 @@ class SchedulerLife(RuleBasedStateMachine):
         if is_here:
             self.aborted.add(name)
 
-    @precondition(lambda self: self.num_added)
+    @precondition(lambda self: self.rigs[0].scheduler.has_work)
     @rule(data=st.data())
     def abort_while_a_step_runs(self, data: st.DataObject) -> None:
         name = str(data.draw(st.integers(0, self.num_added - 1)))
@@ -135,6 +126,7 @@ class SchedulerLife(RuleBasedStateMachine):
         if is_here:
             self.aborted.add(name)
 
+    @precondition(lambda self: self.rigs[0].listener.parent_of)
     @rule()
     def reset(self) -> None:
         answers = [rig.scheduler.kv_cache.reset_prefix_cache() for rig in self.rigs]
@@ -171,8 +163,8 @@ def test_a_scheduler_survives_anything(policy: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=80,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
         ),

@@ -12,7 +12,8 @@ request, else the next decode would undo it. And a waiting request whose next bl
 computed by another in this very step waits a step for it rather than compute it as well.
 
 The oldest running request is never preempted, and no request is accepted that could not run
-alone, so everything that is admitted finishes.
+alone, so whatever is admitted finishes. (With priorities the most urgent counts as oldest; a
+less urgent one may then be preempted as long as more urgent ones come.)
 """
 
 import logging
