@@ -15,7 +15,7 @@ from expediter.engine.attention import attend
 from expediter.engine.batch import ForwardBatch
 from expediter.engine.kv_store import KVStore
 from expediter.engine.rope import Rope, rotate_in_place
-from expediter.engine.weights import ModelWeights
+from expediter.engine.weights import LayerWeights, ModelWeights
 
 
 class LlamaModel:
@@ -36,22 +36,40 @@ class LlamaModel:
         """Logits [sample row, vocabulary]; writes the KV of every token of the batch."""
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         rotation = self._rope.tables(batch.positions, hidden.dtype)
-        config = self._config
-        num_rotated = config.num_heads + config.num_kv_heads
-        num_tokens = hidden.shape[0]
-        by_kv_head = (num_tokens, config.num_kv_heads, -1, config.head_size)
+        last = self._config.num_layers - 1
         for index, layer in enumerate(self._weights.layers):
-            heads = layer.qkv(self._normalize(hidden)).view(num_tokens, -1, config.head_size)
-            rotate_in_place(heads[:, :num_rotated], *rotation)
-            store.slots[index][batch.slots] = heads[:, config.num_heads :]
-            query = heads[:, : config.num_heads].view(by_kv_head)
-            attended = attend(query, store.pieces[index], batch)
-            hidden += layer.attention_output(attended.flatten(1))
+            heads = self._heads(hidden, layer, rotation=rotation)
+            store.slots[index][batch.slots] = heads[:, self._config.num_heads :]
+            if index == last and not batch.sampling:
+                break
+            attended = attend(self._queries(heads), store.pieces[index], batch).flatten(1)
+            if index == last:  # nobody reads the other rows
+                hidden, attended = hidden[batch.sample_rows], attended[batch.sample_rows]
+            hidden += layer.attention_output(attended)
             gate, up = layer.gate_up(self._normalize(hidden)).chunk(2, -1)
             hidden += layer.down(functional.silu(gate).mul_(up))
         if not batch.sampling:
-            return hidden.new_empty(0, config.vocab_size)
-        return self._weights.head(self._normalize(hidden[batch.sample_rows]))
+            return hidden.new_empty(0, self.vocab_size)
+        return self._weights.head(self._normalize(hidden))
+
+    def _heads(
+        self,
+        hidden: torch.Tensor,
+        layer: LayerWeights,
+        *,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """[token, head, element]: queries, then keys, both rotated, then values."""
+        config = self._config
+        heads = layer.qkv(self._normalize(hidden)).view(len(hidden), -1, config.head_size)
+        rotate_in_place(heads[:, : config.num_heads + config.num_kv_heads], *rotation)
+        return heads
+
+    def _queries(self, heads: torch.Tensor) -> torch.Tensor:
+        """[token, KV head, query of it, element]."""
+        config = self._config
+        shape = (len(heads), config.num_kv_heads, config.num_queries_per_kv, config.head_size)
+        return heads[:, : config.num_heads].view(shape)
 
     def _normalize(self, hidden: torch.Tensor) -> torch.Tensor:
         """x / sqrt(sum(x^2) + n eps): RMSNorm less its gain and sqrt(n), which weights hold."""
