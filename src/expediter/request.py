@@ -60,7 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Live prompts carry token ids. Simulated ones carry `block_hashes` instead: the names of
     every full block of prompt and output at the worker's block size, with `num_prompt_tokens`
-    saying how long the prompt is; `prompt_token_ids` is then empty.
+    saying how long the prompt is; `prompt_token_ids` is then empty. Without `reports_progress`
+    only the outputs with its first and its last token are told.
     """
 
     request_id: RequestId
@@ -73,6 +74,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     multimodal: tuple[MultiModalItem, ...] = ()
     block_hashes: Sequence[bytes] | None = None
     num_prompt_tokens: int = -1
+    reports_progress: bool = True
 
     def __post_init__(self) -> None:
         if self.num_prompt_tokens < 0:
@@ -98,12 +100,14 @@ class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step gave one request. The last one carries `finish_reason`.
 
-    `scheduled_time` is when the request first joined a batch, on the scheduler's clock.
+    `num_output_tokens` counts all tokens so far. `scheduled_time` is when the request first
+    joined a batch, on the scheduler's clock.
     """
 
     request_id: RequestId
     tokens: Sequence[SampledToken]
     num_cached_tokens: int
+    num_output_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it, if one did
     scheduled_time: float | None = None

@@ -20,7 +20,9 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
     """
     if any(state.stop_token_ids for state in states):
         return 1
-    longest = min(state.max_num_tokens - state.num_tokens for state in states)
+    longest = min([state.max_num_tokens - state.sequence.num_tokens for state in states])
+    if len(states) * (longest // block_size + 1) <= num_free_blocks:
+        return longest
 
     def num_new_blocks(num_steps: int) -> int:
         extra = num_steps - 1
@@ -34,32 +36,39 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
     return bisect_right(range(1, longest + 1), num_free_blocks, key=num_new_blocks)
 
 
-def fast_forward(
+def advance(
     states: Sequence[RequestState], result: ModelOutput, *, kv_cache: KVCacheManager
 ) -> None:
-    """All but the last of the steps that ran: the same names and slots in the same order."""
-    num_steps = result.num_steps - 1
-    due = _block_ends(states, num_steps=num_steps, block_size=kv_cache.block_size)
-    for state in states:
-        state.sequence.append(result.tokens[state.request_id][:num_steps])
-    for step, filled in due:
-        for state in filled:
-            kv_cache.publish(state.sequence, state.num_computed_tokens + step)
-        for state in filled:
-            num_tokens = state.num_computed_tokens + step + 1
-            has_slot = kv_cache.allocate_slots(state.sequence, num_tokens)
-            assert has_slot, "these steps were said to be safe"
-    for state in states:
-        state.num_computed_tokens += num_steps
+    """Take in the steps that ran: the same names and slots, in the same order, as one by one.
 
-
-def _block_ends(
-    states: Sequence[RequestState], *, num_steps: int, block_size: int
-) -> list[tuple[int, list[RequestState]]]:
-    """The steps among the first `num_steps` that fill blocks, each with whose it fills."""
+    After the last step no slots are taken: that is the next step's to decide.
+    """
+    num_steps, block_size = result.num_steps, kv_cache.block_size
     filled: dict[int, list[RequestState]] = {}
     for state in states:
-        first = block_size - state.num_computed_tokens % block_size
-        for step in range(first, num_steps + 1, block_size):
-            filled.setdefault(step, []).append(state)
-    return sorted(filled.items(), key=lambda item: item[0])
+        sequence, num_computed = state.sequence, state.num_computed_tokens
+        state.num_computed_tokens = num_computed + num_steps
+        if sequence.token_ids:
+            sequence.append(result.tokens[state.request.request_id])
+        else:
+            sequence.num_tokens += num_steps
+        first = block_size - num_computed % block_size
+        if first <= num_steps:
+            for step in range(first, num_steps + 1, block_size):
+                filled.setdefault(step, []).append(state)
+    for step in sorted(filled):
+        _turn_over(filled[step], num_steps - step, kv_cache=kv_cache)
+
+
+def _turn_over(
+    states: Sequence[RequestState], num_steps_left: int, *, kv_cache: KVCacheManager
+) -> None:
+    """All of `states` filled a block; if steps are left they begin another."""
+    for state in states:
+        kv_cache.publish(state.sequence, state.num_computed_tokens - num_steps_left)
+    if not num_steps_left:
+        return
+    for state in states:
+        num_tokens = state.num_computed_tokens - num_steps_left + 1
+        has_slot = kv_cache.allocate_slots(state.sequence, num_tokens)
+        assert has_slot, "these steps were said to be safe"

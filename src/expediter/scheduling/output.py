@@ -7,7 +7,7 @@ structs, because they are made for every request in every step.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -33,12 +33,44 @@ class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
     output_token_ids: Sequence[int] = ()
 
 
+class PromptChunk(NamedTuple):
+    """New tokens of one prompt, and how many tokens of it came before."""
+
+    num_new_tokens: int
+    num_computed_tokens: int
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """How much a step is: prompt chunks, and requests with one token to compute.
+
+    `num_context_tokens` is what came before in all of the latter together.
+    """
+
+    chunks: Sequence[PromptChunk] = ()
+    num_decodes: int = 0
+    num_context_tokens: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """New tokens of all chunks."""
+        return sum([chunk[0] for chunk in self.chunks])
+
+    def later(self, num_steps: int) -> "StepWork":
+        """The same decodes so many steps on, each with a token more a step."""
+        grown = self.num_context_tokens + num_steps * self.num_decodes
+        return StepWork(self.chunks, self.num_decodes, grown)
+
+
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `max_steps` decode steps may run before anything could change; 1 with prefill."""
+    """One step. `max_steps` decode steps may run before anything could change; 1 with prefill.
+
+    `chunks` is empty for an executor that was said to need no more than `work`.
+    """
 
     chunks: Sequence[ScheduledChunk]
     num_new_tokens: int
     max_steps: int = 1
+    work: StepWork = StepWork()
 
 
 class ModelOutput(msgspec.Struct, frozen=True, kw_only=True):

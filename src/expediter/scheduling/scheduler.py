@@ -26,9 +26,9 @@ from expediter.config import SchedulerConfig
 from expediter.kvcache.manager import KVCacheManager
 from expediter.load import WorkerLoad
 from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
-from expediter.scheduling.horizon import fast_forward, num_safe_steps
+from expediter.scheduling.horizon import advance, num_safe_steps
 from expediter.scheduling.limits import check_fits
-from expediter.scheduling.output import ModelOutput, ScheduledChunk, SchedulerOutput
+from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.scheduling.policy import waiting_queue
 from expediter.scheduling.state import RequestState
 from expediter.scheduling.step import Step
@@ -47,18 +47,22 @@ class Scheduler:
         clock: Clock,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        has_chunks: bool = True,
     ) -> None:
+        """`has_chunks` is false for an executor that needs to know only how much a step is."""
         self.kv_cache = kv_cache
         self.num_preemptions = 0
         self._config = config
         self._clock = clock
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
+        self._has_chunks = has_chunks
         # Every running request must be able to decode in every step.
         self._max_running = min(config.max_running, config.max_batched_tokens)
         self._states: dict[RequestId, RequestState] = {}
         self._running: list[RequestState] = []  # oldest first
         self._waiting = waiting_queue(config, kv_cache)
+        self._step = Step(budget=0, block_size=kv_cache.block_size)  # the newest
         self._num_waiting_tokens = 0
         self._num_added = 0
         self._is_memory_full = False  # admission failed and nothing was released since
@@ -119,34 +123,50 @@ class Scheduler:
         self._schedule_decodes(step)
         self._schedule_prefills(step)
         self._schedule_waiting(step)
-        if not step.chunks:
+        if not (step.decodes or step.prefills):
             return None
-        return SchedulerOutput(
-            chunks=step.chunks,
-            num_new_tokens=sum(chunk.num_new_tokens for chunk in step.chunks),
-            max_steps=self._max_steps(step),
-        )
+        self._step = step
+        return step.output(max_steps=self._max_steps(step), has_chunks=self._has_chunks)
 
     def update(self, output: SchedulerOutput, result: ModelOutput) -> list[RequestOutput]:
-        """Take in a step's results; what each request gained, and which of them ended."""
-        chunks = [(s, chunk) for chunk in output.chunks if (s := self._state_of(chunk))]
-        if result.num_steps > 1:
-            assert result.num_steps <= output.max_steps, "ran further than was safe"
-            fast_forward([s for s, _ in chunks], result, kv_cache=self.kv_cache)
+        """Take in the results of the newest step; what requests gained, and which ended."""
+        assert result.num_steps <= output.max_steps, "ran further than was safe"
+        # Who went away while the step ran has nothing to gain.
+        decodes = [state for state in self._step.decodes if state.is_running]
+        advance(decodes, result, kv_cache=self.kv_cache)
+        sampled = decodes + self._end_prefills(result)
         outputs = []
-        for state, chunk in chunks:
-            state.num_computed_tokens += chunk.num_new_tokens
-            self.kv_cache.publish(state.sequence, state.num_computed_tokens)
-            if chunk.samples:
-                outputs.append(self._append(state, result.tokens[chunk.request_id]))
-            if chunk.num_new_tokens > 1:
-                self._is_memory_full = False  # a waiting prompt may share what was computed
+        for state in sampled:
+            tokens = result.tokens[state.request.request_id]
+            reason = state.finish_reason(tokens[-1])
+            if reason is not None or state.request.reports_progress or state.is_first_token:
+                outputs.append(self._output(state, tokens, reason))
         return outputs
 
+    def _end_prefills(self, result: ModelOutput) -> list[RequestState]:
+        """Take in the prompts' chunks; the requests that have a new token now."""
+        sampled = []
+        for state, num_new_tokens in self._step.prefills:
+            if not state.is_running:
+                continue
+            state.num_computed_tokens += num_new_tokens
+            self.kv_cache.publish(state.sequence, state.num_computed_tokens)
+            self._is_memory_full = False  # a waiting prompt may share what was computed
+            if state.num_computed_tokens == state.num_tokens:
+                state.sequence.append(result.tokens[state.request_id])
+                sampled.append(state)
+        return sampled
+
     def _schedule_decodes(self, step: Step) -> None:
-        for state in list(self._running):
-            if state.is_running and state.is_decode and self._find_slot(state):
-                step.add(state, 1)
+        block_size = self.kv_cache.block_size
+        for state in self._running[:]:
+            sequence = state.sequence
+            num_tokens = sequence.num_tokens
+            if num_tokens - state.num_computed_tokens != 1 or not state.is_running:
+                continue
+            if num_tokens <= len(sequence.blocks) * block_size or self._find_slot(state):
+                step.decodes.append(state)
+        step.budget -= len(step.decodes)
 
     def _find_slot(self, state: RequestState) -> bool:
         """Room for the newest token, taken from the newest requests if need be."""
@@ -166,6 +186,8 @@ class Scheduler:
         self._wait(state)
 
     def _schedule_prefills(self, step: Step) -> None:
+        if len(step.decodes) == len(self._running):
+            return
         for state in self._running:
             if not state.is_decode and step.budget > 0:
                 step.add_prefill(state, min(state.num_remaining_tokens, step.budget))
@@ -218,12 +240,12 @@ class Scheduler:
     def _fits_whole(self, state: RequestState, step: Step) -> bool:
         """Without chunks, a step takes whole prompts: any first one, then what budget is left."""
         num_new = state.num_tokens - self.kv_cache.num_cached_tokens(state.sequence)
-        return num_new <= step.budget or not step.has_prefill
+        return num_new <= step.budget or not step.prefills
 
     def _max_steps(self, step: Step) -> int:
         is_settled = not len(self._waiting) or self._is_memory_full
         is_settled = is_settled or len(self._running) >= self._max_running
-        if step.has_prefill or not is_settled:
+        if step.prefills or not is_settled:
             return 1
         return num_safe_steps(
             self._running,
@@ -231,27 +253,22 @@ class Scheduler:
             block_size=self.kv_cache.block_size,
         )
 
-    def _state_of(self, chunk: ScheduledChunk) -> RequestState | None:
-        """Whose chunk it is, unless the request went away while the step ran."""
-        state = self._states.get(chunk.request_id)
-        is_current = state is not None and state.is_running
-        return state if is_current else None
-
-    def _append(self, state: RequestState, tokens: Sequence[SampledToken]) -> RequestOutput:
-        """Extend the request by the newest of `tokens`, and end it if that ends it."""
-        last = tokens[-1]
-        state.sequence.append((last,))
-        reason = state.finish_reason(last)
+    def _output(
+        self, state: RequestState, tokens: Sequence[SampledToken], reason: FinishReason | None
+    ) -> RequestOutput:
+        """What a request gained; one that ended is gone then."""
         if reason is not None:
             self._release(state)
             del self._states[state.request_id]
+        state.is_first_token = False
         assert state.num_cached_tokens is not None
         return RequestOutput(
             request_id=state.request_id,
             tokens=tokens,
             num_cached_tokens=state.num_cached_tokens,
+            num_output_tokens=state.num_output_tokens,
             finish_reason=reason,
-            stop_token_id=last.token_id if reason is FinishReason.STOP else None,
+            stop_token_id=tokens[-1].token_id if reason is FinishReason.STOP else None,
             scheduled_time=state.scheduled_time,
         )
 

@@ -13,6 +13,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "is_first_token",
         "is_running",
         "max_num_tokens",
         "num_cached_tokens",
@@ -40,6 +41,7 @@ class RequestState:
         self.serial = serial
         self.rank = rank
         self.is_running = False
+        self.is_first_token = True  # the next one is
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # of the prompt, when first admitted
         self.scheduled_time: float | None = None  # when first admitted
@@ -84,9 +86,9 @@ class RequestState:
 
     def finish_reason(self, last: SampledToken) -> FinishReason | None:
         """Why the request ends with `last`, its newest token, or None."""
-        if self.is_stop(last.token_id):
+        if self.stop_token_ids and self.is_stop(last.token_id):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_tokens >= self.max_num_tokens else None
+        return FinishReason.LENGTH if self.sequence.num_tokens >= self.max_num_tokens else None
 
     def is_stop(self, token_id: int) -> bool:
         """Whether `token_id`, if it is the newest token, ends the request."""

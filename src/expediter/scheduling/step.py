@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from expediter.scheduling.output import ScheduledChunk
+from expediter.scheduling.output import PromptChunk, ScheduledChunk, SchedulerOutput, StepWork
 from expediter.scheduling.state import RequestState
 
 if TYPE_CHECKING:
@@ -10,37 +10,61 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """`budget` is what is left of it; `names` are the blocks that its prefills compute."""
+    """`budget` is what is left of it; `names` are the blocks that its prefills compute.
+
+    `decodes` compute one token each; `prefills` have their number of new tokens with them.
+    """
 
     def __init__(self, *, budget: int, block_size: int) -> None:
         self.budget = budget
-        self.chunks: list[ScheduledChunk] = []
+        self.decodes: list[RequestState] = []
+        self.prefills: list[tuple[RequestState, int]] = []
         self.names: set[BlockHash] = set()
-        self.has_prefill = False
         self._block_size = block_size
 
-    def add(self, state: RequestState, num_new_tokens: int) -> None:
-        """Compute the next tokens of a request that has slots for them."""
-        start = state.num_computed_tokens
-        sequence = state.sequence
-        self.budget -= num_new_tokens
-        self.chunks.append(
-            ScheduledChunk(
-                request_id=state.request_id,
-                token_ids=sequence.token_ids[start : start + num_new_tokens],
-                num_new_tokens=num_new_tokens,
-                num_computed_tokens=start,
-                block_ids=sequence.block_ids[:],
-                samples=num_new_tokens == state.num_remaining_tokens,
-                sampling=state.request.sampling,
-                output_token_ids=state.output_token_ids,
-            )
-        )
-
     def add_prefill(self, state: RequestState, num_new_tokens: int) -> None:
-        """As `add`; the blocks it fills count as underway."""
+        """Compute the next tokens of a request that has slots; blocks it fills are underway."""
         first = state.num_computed_tokens // self._block_size
         end = (state.num_computed_tokens + num_new_tokens) // self._block_size
         self.names.update(state.sequence.block_hashes[first:end])
-        self.has_prefill = True
-        self.add(state, num_new_tokens)
+        self.budget -= num_new_tokens
+        self.prefills.append((state, num_new_tokens))
+
+    def output(self, *, max_steps: int, has_chunks: bool) -> SchedulerOutput:
+        """The step as the executor gets it: decodes first."""
+        chunks = []
+        if has_chunks:
+            chunks = [_chunk(state, 1) for state in self.decodes]
+            chunks += [_chunk(state, num_new) for state, num_new in self.prefills]
+        return SchedulerOutput(
+            chunks=chunks,
+            num_new_tokens=len(self.decodes) + sum(num_new for _, num_new in self.prefills),
+            max_steps=max_steps,
+            work=self._work(),
+        )
+
+    def _work(self) -> StepWork:
+        num_decodes = len(self.decodes)
+        num_context = sum([state.num_computed_tokens for state in self.decodes])
+        chunks = []
+        for state, num_new in self.prefills:
+            if num_new == 1:
+                num_decodes += 1
+                num_context += state.num_computed_tokens
+            else:
+                chunks.append(PromptChunk(num_new, state.num_computed_tokens))
+        return StepWork(chunks, num_decodes, num_context)
+
+
+def _chunk(state: RequestState, num_new_tokens: int) -> ScheduledChunk:
+    start, sequence = state.num_computed_tokens, state.sequence
+    return ScheduledChunk(
+        request_id=state.request.request_id,
+        token_ids=sequence.token_ids[start : start + num_new_tokens],
+        num_new_tokens=num_new_tokens,
+        num_computed_tokens=start,
+        block_ids=sequence.block_ids[:],
+        samples=start + num_new_tokens == sequence.num_tokens,
+        sampling=state.request.sampling,
+        output_token_ids=state.output_token_ids,
+    )
