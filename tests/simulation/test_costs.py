@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expediter.errors import ConfigError
-from expediter.request import RequestId, SamplingParams
-from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
-from expediter.simulation.costs import CostModel, LinearCost, PromptChunk, StepWork, step_work
+from expediter.scheduling.output import PromptChunk, StepWork
+from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.grid import grid_names, load_grid, packaged_grid
 from expediter.simulation.published import (
     DISTSERVE,
@@ -53,24 +52,6 @@ def test_the_worked_examples_cost_a_tenth_of_a_ms_a_token_and_20_ms_a_step() -> 
     assert cost.seconds(prefill(1000, 5000)) == pytest.approx(0.1)
     assert cost.seconds(decode(100, 3000)) == pytest.approx(0.040)
     assert cost.seconds(mixed(1000, 100, 3000)) == pytest.approx(0.140)
-
-
-def test_a_step_is_its_chunks_and_a_single_new_token_is_a_decode() -> None:
-    def chunk(num_new: int, num_computed: int) -> ScheduledChunk:
-        return ScheduledChunk(
-            request_id=RequestId(f"{num_new} {num_computed}"),
-            token_ids=(),
-            num_new_tokens=num_new,
-            num_computed_tokens=num_computed,
-            block_ids=(),
-            samples=True,
-            sampling=SamplingParams(),
-        )
-
-    chunks = [chunk(1, 300), chunk(1, 40), chunk(512, 16), chunk(1, 0)]
-    work = step_work(SchedulerOutput(chunks=chunks, num_new_tokens=515))
-    assert work == StepWork([PromptChunk(512, 16)], 3, 340)
-    assert work.later(10) == StepWork([PromptChunk(512, 16)], 3, 370)
 
 
 @pytest.mark.parametrize(

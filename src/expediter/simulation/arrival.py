@@ -95,6 +95,6 @@ class Answer:
             self.first_token_at = now
             self.scheduled_at = output.scheduled_time
             self.cached_tokens = output.num_cached_tokens
-        self.num_output_tokens += len(output.tokens)
+        self.num_output_tokens = output.num_output_tokens
         if output.finish_reason is not None:
             self.finished_at = now

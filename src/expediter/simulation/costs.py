@@ -12,52 +12,12 @@ In the formulas n is the new tokens of a chunk, p the tokens before it, B the re
 decode and S their tokens of context together.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from expediter.scheduling.output import SchedulerOutput
+from expediter.scheduling.output import StepWork
 
 MS = 1e-3
-
-
-class PromptChunk(NamedTuple):
-    """New tokens of one prompt, and how many tokens of it came before."""
-
-    num_new_tokens: int
-    num_computed_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What one pass computes; `num_context_tokens` is of the decodes, all together."""
-
-    chunks: Sequence[PromptChunk] = ()
-    num_decodes: int = 0
-    num_context_tokens: int = 0
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """New tokens of all chunks."""
-        return sum(chunk.num_new_tokens for chunk in self.chunks)
-
-    def later(self, num_steps: int) -> "StepWork":
-        """The same decodes so many steps on, each with a token more a step."""
-        grown = self.num_context_tokens + num_steps * self.num_decodes
-        return StepWork(self.chunks, self.num_decodes, grown)
-
-
-def step_work(output: SchedulerOutput) -> StepWork:
-    """A scheduled step as work; one new token is a decode, wherever in its request it is."""
-    chunks = []
-    num_decodes = num_context_tokens = 0
-    for chunk in output.chunks:
-        if chunk.num_new_tokens == 1:
-            num_decodes += 1
-            num_context_tokens += chunk.num_computed_tokens
-        else:
-            chunks.append(PromptChunk(chunk.num_new_tokens, chunk.num_computed_tokens))
-    return StepWork(chunks, num_decodes, num_context_tokens)
 
 
 class CostModel(Protocol):

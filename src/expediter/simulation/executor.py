@@ -10,9 +10,9 @@ then, which is when a real worker would look.
 import asyncio
 import math
 
-from expediter.request import SampledToken
-from expediter.scheduling.output import ModelOutput, SchedulerOutput
-from expediter.simulation.costs import CostModel, StepWork, step_work
+from expediter.request import RequestId, SampledToken
+from expediter.scheduling.output import ModelOutput, SchedulerOutput, StepWork
+from expediter.simulation.costs import CostModel
 
 TOKEN = SampledToken(token_id=0)
 _EPSILON = 1e-9  # seconds: an arrival on the end of a step is before the next
@@ -32,7 +32,7 @@ class SimulatedExecutor:
 
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """See `Executor`; every sampled token is the same one."""
-        work = step_work(output)
+        work = output.work
         self._jump = jump = self._start(work, max_steps=output.max_steps)
         try:
             await jump.ended
@@ -43,9 +43,7 @@ class SimulatedExecutor:
         self.num_jumps += 1
         self.busy_seconds += jump.seconds(jump.num_steps)
         self.num_prompt_tokens += work.num_prompt_tokens
-        tokens = [TOKEN] * jump.num_steps
-        sampling = [chunk.request_id for chunk in output.chunks if chunk.samples]
-        return ModelOutput(tokens=dict.fromkeys(sampling, tokens), num_steps=jump.num_steps)
+        return ModelOutput(tokens=_SameTokens(jump.num_steps), num_steps=jump.num_steps)
 
     def interrupt(self) -> None:
         """Something arrived: stop after the step that runs now."""
@@ -101,6 +99,16 @@ class _Jump:
     def _wake_up(self) -> asyncio.TimerHandle:
         due = self._started + self.seconds(self.num_steps)
         return self._loop.call_at(due, _finish, self.ended)
+
+
+class _SameTokens(dict[RequestId, list[SampledToken]]):
+    """Gives every request the same new tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._tokens = [TOKEN] * num_tokens
+
+    def __missing__(self, request_id: RequestId) -> list[SampledToken]:
+        return self._tokens
 
 
 def _finish(future: asyncio.Future[None]) -> None:

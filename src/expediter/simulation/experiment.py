@@ -132,6 +132,7 @@ class _Experiment:
             priority=arrival.priority,
             block_hashes=arrival.block_hashes,
             num_prompt_tokens=arrival.num_prompt_tokens,
+            reports_progress=False,
         )
         forwarded = SimulatedRequest(
             method=b"POST",

@@ -25,7 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from expediter.errors import ConfigError
-from expediter.simulation.costs import MS, StepWork, combined
+from expediter.scheduling.output import StepWork
+from expediter.simulation.costs import MS, combined
 
 FOLDER = "data/aiconfigurator"
 

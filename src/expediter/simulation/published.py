@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from expediter.errors import ConfigError
-from expediter.simulation.costs import MS, QuadraticFit, StepWork, combined
+from expediter.scheduling.output import StepWork
+from expediter.simulation.costs import MS, QuadraticFit, combined
 
 FITS = {
     "llama3-70b-8xh100-sglang": QuadraticFit(

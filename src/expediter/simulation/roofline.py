@@ -10,7 +10,7 @@ combinations are extrapolations.
 from dataclasses import dataclass
 
 from expediter.model_spec import DTYPE_BYTES, ModelSpec
-from expediter.simulation.costs import StepWork
+from expediter.scheduling.output import StepWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,7 @@ class SimulatedWorker:
             kv_cache=kv_cache,
             clock=asyncio.get_running_loop().time,
             max_model_len=model.max_model_len,
+            has_chunks=False,
         )
         return Worker(scheduler=scheduler, executor=self.executor, publish=self._publish)
 
