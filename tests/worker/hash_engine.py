@@ -136,13 +136,13 @@ def build(
     num_blocks: int = 256,
     max_model_len: int = 512,
     max_batched_tokens: int = 64,
-    prefix_caching: bool = True,
+    has_chunks: bool = True,
     publish: PublishEvents | None = None,
 ) -> Rig:
     """`publish` gets the events, if given, instead of the rig's `batches`."""
     model = model or HashModel()
     kv_cache = KVCacheManager(
-        KVCacheConfig(block_size=BLOCK_SIZE, prefix_caching=prefix_caching),
+        KVCacheConfig(block_size=BLOCK_SIZE),
         num_blocks=num_blocks,
         namespace=CacheNamespace(model="hash"),
     )
@@ -152,6 +152,7 @@ def build(
         clock=lambda: 0.0,
         max_model_len=max_model_len,
         eos_token_ids=frozenset({EOS}),
+        has_chunks=has_chunks,
     )
     batches: list[list[KVCacheEvent]] = []
 

@@ -153,6 +153,15 @@ async def test_a_failed_step_fails_its_requests_and_the_worker_goes_on() -> None
         assert again.tokens == rig.model.expected(b"the prompt", 8)
 
 
+async def test_a_failed_step_that_does_not_say_whose_it_was_fails_everybody() -> None:
+    """As with an executor that is told only how much a step is."""
+    async with running(build(has_chunks=False)) as rig:
+        rig.model.failures = [RuntimeError("out of memory")]
+        answers = await asyncio.gather(*(ask(rig, str(i), b"a prompt") for i in range(3)))
+        assert [answer.reason for answer in answers] == [FinishReason.ERROR] * 3
+        assert rig.num_used_blocks == 0
+
+
 async def test_steps_that_keep_failing_make_it_unhealthy_until_one_succeeds() -> None:
     async with running(build()) as rig:
         rig.model.failures = [RuntimeError("broken")] * MAX_FAILED_STEPS

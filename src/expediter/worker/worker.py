@@ -113,9 +113,11 @@ class Worker:
         except Exception:
             # Whatever the model throws, it costs this batch and nothing else.
             self._num_failed_steps += 1
-            logger.exception("a step of %d requests failed", len(output.chunks))
-            for chunk in output.chunks:
-                self._fail(chunk.request_id, FinishReason.ERROR)
+            # An executor that needs no chunks does not say whose they were: then it is everyone's.
+            failed = [chunk.request_id for chunk in output.chunks] or list(self._sinks)
+            logger.exception("a step failed, and %d requests with it", len(failed))
+            for request_id in failed:
+                self._fail(request_id, FinishReason.ERROR)
             return
         self._num_failed_steps = 0
         for request_output in self.scheduler.update(output, result):
