@@ -160,9 +160,9 @@ class PrefixIndex:
                 return
             parent = known
         keys = _keys(event, parent)
+        worker.key_of.update(zip(event.block_hashes, keys, strict=False))
         held, bit = worker.table.held, worker.bit
-        for block_hash, key in zip(event.block_hashes, keys, strict=False):
-            worker.key_of[block_hash] = key
+        for key in keys:
             held[key] = held.get(key, 0) | bit
 
     def _clear(self, worker: _Worker) -> None:
@@ -258,11 +258,15 @@ def _keys(event: BlockStored, parent: BlockKey) -> Sequence[BlockKey]:
 
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
+    key_of, held, others = worker.key_of, worker.table.held, ~worker.bit
     for block_hash in block_hashes:
-        key = worker.key_of.pop(block_hash, None)
-        if key is not None:
-            _unset(worker.table.held, key, worker.bit)
-            worker.assumed.discard(key)
+        key = key_of.pop(block_hash, None)
+        if key is None:
+            continue
+        mask = held.pop(key, 0) & others
+        if mask:
+            held[key] = mask
+        worker.assumed.discard(key)
 
 
 def _unset(holders: _Holders, key: BlockKey, bit: int) -> None:

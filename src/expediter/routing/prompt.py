@@ -10,7 +10,7 @@ Keys are xxh3-128: fast, and a collision costs one badly placed request, never a
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, cast
 
 import msgspec
 import xxhash
@@ -89,7 +89,7 @@ def text_prompt(text: str, *, cache_salt: str | None = None) -> Prompt:
 
 def named_prompt(names: Sequence[bytes], *, num_tokens: int, block_size: int) -> Prompt:
     """A simulated prompt: it has no tokens, and its full blocks' names are their keys."""
-    keys = [BlockKey(name) for name in names]
+    keys = cast("list[BlockKey]", list(names))
     return Prompt(
         data=b"", seed=BlockKey(b""), is_text=False, length=num_tokens, _keys={block_size: keys}
     )
