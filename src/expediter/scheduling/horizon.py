@@ -18,9 +18,14 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
 
     The last of them may be a request's last. One, if a token could end a request early.
     """
-    if any(state.stop_token_ids for state in states):
-        return 1
-    longest = min([state.max_num_tokens - state.sequence.num_tokens for state in states])
+    longest = None
+    for state in states:
+        if state.stop_token_ids:
+            return 1
+        num_left = state.max_num_tokens - state.sequence.num_tokens
+        if longest is None or num_left < longest:
+            longest = num_left
+    assert longest is not None, "a step of nobody"
     if len(states) * (longest // block_size + 1) <= num_free_blocks:
         return longest
 

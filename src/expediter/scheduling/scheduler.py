@@ -134,17 +134,12 @@ class Scheduler:
         # Who went away while the step ran has nothing to gain.
         decodes = [state for state in self._step.decodes if state.is_running]
         advance(decodes, result, kv_cache=self.kv_cache)
-        sampled = decodes + self._end_prefills(result)
-        outputs = []
-        for state in sampled:
-            tokens = result.tokens[state.request.request_id]
-            reason = state.finish_reason(tokens[-1])
-            if reason is not None or state.request.reports_progress or state.is_first_token:
-                outputs.append(self._output(state, tokens, reason))
-        return outputs
+        gained = [s for s in decodes if s.is_eager or s.sequence.num_tokens >= s.max_num_tokens]
+        gained += self._end_prefills(result)
+        return [self._output(state, result.tokens[state.request_id]) for state in gained]
 
     def _end_prefills(self, result: ModelOutput) -> list[RequestState]:
-        """Take in the prompts' chunks; the requests that have a new token now."""
+        """Take in the prompts' chunks; the requests that have a token of their own now."""
         sampled = []
         for state, num_new_tokens in self._step.prefills:
             if not state.is_running:
@@ -158,15 +153,16 @@ class Scheduler:
         return sampled
 
     def _schedule_decodes(self, step: Step) -> None:
-        block_size = self.kv_cache.block_size
+        block_size, decodes = self.kv_cache.block_size, step.decodes
         for state in self._running[:]:
             sequence = state.sequence
-            num_tokens = sequence.num_tokens
-            if num_tokens - state.num_computed_tokens != 1 or not state.is_running:
+            num_tokens, num_computed = sequence.num_tokens, state.num_computed_tokens
+            if num_tokens - num_computed != 1 or not state.is_running:
                 continue
             if num_tokens <= len(sequence.blocks) * block_size or self._find_slot(state):
-                step.decodes.append(state)
-        step.budget -= len(step.decodes)
+                decodes.append(state)
+                step.num_context_tokens += num_computed
+        step.budget -= len(decodes)
 
     def _find_slot(self, state: RequestState) -> bool:
         """Room for the newest token, taken from the newest requests if need be."""
@@ -253,14 +249,12 @@ class Scheduler:
             block_size=self.kv_cache.block_size,
         )
 
-    def _output(
-        self, state: RequestState, tokens: Sequence[SampledToken], reason: FinishReason | None
-    ) -> RequestOutput:
+    def _output(self, state: RequestState, tokens: Sequence[SampledToken]) -> RequestOutput:
         """What a request gained; one that ended is gone then."""
+        reason = state.finish_reason(tokens[-1])
         if reason is not None:
             self._release(state)
             del self._states[state.request_id]
-        state.is_first_token = False
         assert state.num_cached_tokens is not None
         return RequestOutput(
             request_id=state.request_id,

@@ -13,7 +13,7 @@ class RequestState:
     """
 
     __slots__ = (
-        "is_first_token",
+        "is_eager",
         "is_running",
         "max_num_tokens",
         "num_cached_tokens",
@@ -41,13 +41,14 @@ class RequestState:
         self.serial = serial
         self.rank = rank
         self.is_running = False
-        self.is_first_token = True  # the next one is
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # of the prompt, when first admitted
         self.scheduled_time: float | None = None  # when first admitted
         self.num_prompt_tokens = request.num_prompt_tokens
         self.max_num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
         self.stop_token_ids = _stop_token_ids(request, eos_token_ids)
+        # Whether every token matters, or only the first and the last, whose time is known.
+        self.is_eager = request.reports_progress or bool(self.stop_token_ids)
 
     @property
     def request_id(self) -> RequestId:

@@ -18,6 +18,7 @@ class Step:
     def __init__(self, *, budget: int, block_size: int) -> None:
         self.budget = budget
         self.decodes: list[RequestState] = []
+        self.num_context_tokens = 0  # of the decodes
         self.prefills: list[tuple[RequestState, int]] = []
         self.names: set[BlockHash] = set()
         self._block_size = block_size
@@ -44,8 +45,7 @@ class Step:
         )
 
     def _work(self) -> StepWork:
-        num_decodes = len(self.decodes)
-        num_context = sum([state.num_computed_tokens for state in self.decodes])
+        num_decodes, num_context = len(self.decodes), self.num_context_tokens
         chunks = []
         for state, num_new in self.prefills:
             if num_new == 1:
