@@ -98,7 +98,7 @@ class _Jump:
 
     def _wake_up(self) -> asyncio.TimerHandle:
         due = self._started + self.seconds(self.num_steps)
-        return self._loop.call_at(due, _finish, self.ended)
+        return self._loop.call_at(due, self.ended.set_result, None)
 
 
 class _SameTokens(dict[RequestId, list[SampledToken]]):
@@ -109,8 +109,3 @@ class _SameTokens(dict[RequestId, list[SampledToken]]):
 
     def __missing__(self, request_id: RequestId) -> list[SampledToken]:
         return self._tokens
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -1,8 +1,10 @@
 """Runs a workload through a simulated fleet."""
 
 import asyncio
+import gc
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +22,8 @@ from expediter.simulation.loop import run_virtual
 
 MakePolicy = Callable[[random.Random], RoutingPolicy]
 """A fresh policy; whatever is left to chance in it comes from the generator."""
+
+COLLECTION_THRESHOLD = 100_000  # objects
 
 IDLE_SECONDS = 3600.0
 """Without a single token for so long, while requests are open, nothing will ever come."""
@@ -52,7 +56,8 @@ def simulate(
     fleet: FleetModel, arrivals: Iterable[Arrival], *, policy: MakePolicy, name: str, seed: int = 0
 ) -> Run:
     """Run `arrivals`, in order of time, to their ends. The same arguments give the same run."""
-    return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(arrivals))
+    with _rare_collection():
+        return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(arrivals))
 
 
 def compare(
@@ -67,6 +72,17 @@ def compare(
         simulate(fleet, arrivals, policy=policy, name=name, seed=seed)
         for name, policy in policies.items()
     ]
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Millions of objects live long here and hardly any are cycles: look for those seldom."""
+    usual = gc.get_threshold()
+    gc.set_threshold(COLLECTION_THRESHOLD, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 class _Experiment:

@@ -39,9 +39,10 @@ class _Line:
         self._ys = [y for _, y in points]
         slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(points)]
         self._slopes = slopes or [0.0]
+        self._last = len(self._slopes) - 1
 
     def at(self, x: float) -> float:
-        index = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
+        index = min(bisect_right(self._xs, x, 1) - 1, self._last)
         return self._ys[index] + self._slopes[index] * (x - self._xs[index])
 
 
@@ -50,13 +51,14 @@ class _Surface:
 
     def __init__(self, rows: dict[float, list[tuple[float, float]]]) -> None:
         self._xs = sorted(rows)
+        self._last = len(self._xs) - 2
         self._lines = [_Line(sorted(rows[x])) for x in self._xs]
 
     def at(self, x: float, y: float) -> float:
-        index = min(max(bisect_right(self._xs, x) - 1, 0), len(self._xs) - 2)
-        x1, x2 = self._xs[index], self._xs[index + 1]
-        low, high = self._lines[index].at(y), self._lines[index + 1].at(y)
-        return low + (high - low) * (x - x1) / (x2 - x1)
+        xs, lines = self._xs, self._lines
+        index = min(bisect_right(xs, x, 1) - 1, self._last)
+        low, high = lines[index].at(y), lines[index + 1].at(y)
+        return low + (high - low) * (x - xs[index]) / (xs[index + 1] - xs[index])
 
 
 class GridCost:

@@ -57,6 +57,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, next(self._serial), timer))
         return timer
 
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """As in asyncio, without its checks."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
         """Refused: a thread takes real time."""
         del executor, args
