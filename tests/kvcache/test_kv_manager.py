@@ -146,6 +146,12 @@ def test_tenants_with_different_salts_share_nothing(kv_cache: KVCacheManager) ->
     assert kv_cache.num_cached_tokens(kv_cache.open(prompt(1, 2, 3, cache_salt="a"))) == 2
 
 
+def test_an_empty_salt_or_adapter_is_none(kv_cache: KVCacheManager) -> None:
+    computed(kv_cache, prompt(1, 2, 3, lora_name="l"))
+    for fields, cached in (({"lora_name": "l", "cache_salt": ""}, 2), ({"lora_name": ""}, 0)):
+        assert kv_cache.num_cached_tokens(kv_cache.open(prompt(1, 2, 3, **fields))) == cached
+
+
 def test_evictions_are_told_children_first() -> None:
     kv_cache = manager(num_blocks=3)
     kv_cache.free(computed(kv_cache, prompt(1, 2, 3, 4, 5, 6)))

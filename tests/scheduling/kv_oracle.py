@@ -110,6 +110,7 @@ def make_scheduler(
     prefix_caching: bool = True,
     max_model_len: int = 64,
     eos_token_ids: frozenset[int] = frozenset(),
+    has_chunks: bool = True,
     **settings: object,
 ) -> Scheduler:
     kv = KVCacheConfig(
@@ -123,6 +124,7 @@ def make_scheduler(
         clock=Clock(),
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
+        has_chunks=has_chunks,
     )
 
 

@@ -1,5 +1,6 @@
 """Several decode steps at once leave exactly what single steps leave."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ class Simulation:
     num_calls: int = 0
     events: list[KVCacheEvent] = field(default_factory=list)
     outputs: dict[str, list[object]] = field(default_factory=dict)
+    works: list[object] = field(default_factory=list)
 
     def run_until(self, end: int) -> None:
         """Arrivals cut jumps short, so no jump passes `end`."""
@@ -36,8 +38,10 @@ class Simulation:
             self.apply(output, num_steps)
 
     def apply(self, output: SchedulerOutput, num_steps: int) -> None:
-        token = SampledToken(token_id=0)
-        tokens = {c.request_id: [token] * num_steps for c in output.chunks if c.samples}
+        self.works.append((output.work, output.num_new_tokens))
+        if output.chunks:
+            check_work(output)
+        tokens = defaultdict(lambda: [SampledToken(token_id=0)] * num_steps)
         result = ModelOutput(tokens=tokens, num_steps=num_steps)
         for gained in self.scheduler.update(output, result):
             seen = self.outputs.setdefault(gained.request_id, [])
@@ -63,7 +67,21 @@ class Simulation:
         )
 
 
-def simulated(name: str, text: str, num_prompt_tokens: int, max_tokens: int) -> Request:
+def check_work(output: SchedulerOutput) -> None:
+    """The totals of a step are those of its chunks."""
+    decodes = [chunk for chunk in output.chunks if chunk.num_new_tokens == 1]
+    prompts = [chunk for chunk in output.chunks if chunk.num_new_tokens > 1]
+    assert output.work.num_decodes == len(decodes)
+    assert output.work.num_context_tokens == sum(c.num_computed_tokens for c in decodes)
+    assert [tuple(chunk) for chunk in output.work.chunks] == [
+        (chunk.num_new_tokens, chunk.num_computed_tokens) for chunk in prompts
+    ]
+    assert output.num_new_tokens == sum(chunk.num_new_tokens for chunk in output.chunks)
+
+
+def simulated(
+    name: str, text: str, num_prompt_tokens: int, max_tokens: int, *, reports: bool = True
+) -> Request:
     """A request whose blocks are named by the beginnings of `text`."""
     num_blocks = (num_prompt_tokens + max_tokens) // BLOCK_SIZE
     return Request(
@@ -72,6 +90,7 @@ def simulated(name: str, text: str, num_prompt_tokens: int, max_tokens: int) -> 
         sampling=SamplingParams(max_tokens=max_tokens),
         block_hashes=[text[: end + 1].encode() for end in range(num_blocks)],
         num_prompt_tokens=num_prompt_tokens,
+        reports_progress=reports,
     )
 
 
@@ -126,6 +145,38 @@ def test_jumps_and_single_steps_are_the_same(
     assert single.state() == jumps.state()
     assert single.events == jumps.events
     assert single.outputs == jumps.outputs
+
+
+@given(arrivals)
+@settings(deadline=None)
+def test_an_executor_that_needs_no_chunks_changes_nothing(
+    arrivals: list[tuple[int, str, int, int]],
+) -> None:
+    runs = [
+        Simulation(make_scheduler(max_batched_tokens=8, has_chunks=has_chunks), longest=1000)
+        for has_chunks in (True, False)
+    ]
+    for run in runs:
+        for index, (delay, text, num_prompt_tokens, max_tokens) in enumerate(arrivals):
+            run.run_until(run.now + delay)
+            run.scheduler.add(simulated(str(index), text, num_prompt_tokens, max_tokens))
+        run.run_until(1000)
+        assert not run.scheduler.has_work
+    told, totals = runs
+    assert told.state() == totals.state()
+    assert told.events == totals.events
+    assert told.outputs == totals.outputs
+    assert told.works == totals.works
+
+
+def test_who_wants_no_progress_hears_of_the_first_and_the_last_token_only() -> None:
+    told = []
+    for reports in (True, False):
+        run = Simulation(make_scheduler(), longest=1)
+        run.scheduler.add(simulated("r", "abcdefgh", 2, 5, reports=reports))
+        run.run_until(100)
+        told.append([entry for entry in run.outputs["r"] if isinstance(entry, SampledToken)])
+    assert [len(tokens) for tokens in told] == [5, 2]
 
 
 def test_a_lone_request_needs_two_calls() -> None:

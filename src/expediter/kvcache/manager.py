@@ -221,10 +221,13 @@ def _prefix_cache(config: KVCacheConfig) -> PrefixCache:
 
 
 def _context(request: Request) -> KVContext:
+    """An empty adapter name or salt is none: events do not tell them apart either."""
     if not (request.lora_name or request.cache_salt or request.multimodal):
         return TEXT_ONLY
     return KVContext(
-        lora_name=request.lora_name, cache_salt=request.cache_salt, multimodal=request.multimodal
+        lora_name=request.lora_name or None,
+        cache_salt=request.cache_salt or None,
+        multimodal=request.multimodal,
     )
 
 
