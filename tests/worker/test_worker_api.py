@@ -222,13 +222,16 @@ async def test_tools_reach_the_template(live: Live) -> None:
 
 
 async def test_request_ids_are_honoured_and_may_repeat(live: Live) -> None:
-    async def ask() -> tuple[str, str]:
-        headers = {"X-Request-Id": "mine"}
-        body = {"prompt": "x", "max_tokens": 8}
+    """The header's name goes before the body's."""
+
+    async def ask(headers: dict[str, str]) -> tuple[str, str]:
+        body = {"prompt": "x", "max_tokens": 8, "request_id": "body"}
         response = await live.http.post("/v1/completions", json=body, headers=headers)
         return response.headers["x-request-id"], response.json()["id"]
 
-    assert await asyncio.gather(ask(), ask()) == [("mine", "cmpl-mine")] * 2
+    header = {"X-Request-Id": "header"}
+    answers = await asyncio.gather(ask(header), ask(header), ask({}))
+    assert answers == [("header", "cmpl-header")] * 2 + [("body", "cmpl-body")]
 
 
 async def test_long_prompts_are_answered_like_short_ones() -> None:

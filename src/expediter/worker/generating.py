@@ -29,13 +29,13 @@ from expediter.worker.stats import SequenceTimer, ServingStats
 from expediter.worker.worker import Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A request's bytes, when they were here, and the client's name for it or a new one."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, its client's name for it or a new one, and when its last byte came."""
 
-    body: bytes
-    time: float
+    request: AnyGenerationRequest
     request_id: str
+    arrival_time: float
 
 
 class GenerationEndpoints:
@@ -64,56 +64,52 @@ class GenerationEndpoints:
 
     async def completions(self, http: HttpRequest) -> Response:
         """POST /v1/completions."""
-        arrival = await self._receive(http)
-        request = decode_body(arrival.body, CompletionRequest)
+        body, arrival_time = await self._receive(http)
+        request = decode_body(body, CompletionRequest)
         self._model.require(request.model)
-        prompts = await self._reader.completion(request, num_bytes=len(arrival.body))
-        name = request.request_id or arrival.request_id
+        prompts = await self._reader.completion(request, num_bytes=len(body))
+        call = Call(request, _request_id(http, request), arrival_time)
         answer = CompletionAnswer(
-            request, envelope=self._envelope(f"cmpl-{name}"), tokenizer=self._model.tokenizer
+            request,
+            envelope=self._envelope(f"cmpl-{call.request_id}"),
+            tokenizer=self._model.tokenizer,
         )
-        return self._generate(request, arrival, prompts=prompts, answer=answer)
+        return self._generate(call, prompts=prompts, answer=answer)
 
     async def chat(self, http: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
-        arrival = await self._receive(http)
-        request = decode_body(arrival.body, ChatRequest)
+        body, arrival_time = await self._receive(http)
+        request = decode_body(body, ChatRequest)
         self._model.require(request.model)
-        prompt = await self._reader.chat(request, num_bytes=len(arrival.body))
-        name = request.request_id or arrival.request_id
-        answer = ChatAnswer(request, envelope=self._envelope(f"chatcmpl-{name}"))
-        return self._generate(request, arrival, prompts=[prompt], answer=answer)
+        prompt = await self._reader.chat(request, num_bytes=len(body))
+        call = Call(request, _request_id(http, request), arrival_time)
+        answer = ChatAnswer(request, envelope=self._envelope(f"chatcmpl-{call.request_id}"))
+        return self._generate(call, prompts=[prompt], answer=answer)
 
-    async def _receive(self, http: HttpRequest) -> Arrival:
+    async def _receive(self, http: HttpRequest) -> tuple[bytes, float]:
+        """The body, and when it was here."""
         if self._worker.is_draining:
             raise WorkerUnavailable("this worker is shutting down")
         body = await read_body(http, max_bytes=self._max_body_bytes)
-        request_id = http.headers.get("x-request-id") or uuid.uuid4().hex
-        return Arrival(body=body, time=self._clock(), request_id=request_id)
+        return body, self._clock()
 
     def _envelope(self, answer_id: str) -> Envelope:
         return Envelope(answer_id, model=self._model.name, created=int(time.time()))
 
-    def _generate(
-        self,
-        request: AnyGenerationRequest,
-        arrival: Arrival,
-        *,
-        prompts: Sequence[Prompt],
-        answer: Answer,
-    ) -> Response:
+    def _generate(self, call: Call, *, prompts: Sequence[Prompt], answer: Answer) -> Response:
+        request = call.request
         choices: list[Choice] = []
         for prompt in prompts:
             max_tokens = self._max_tokens(request, prompt)
             for choice in range(request.num_choices):
                 sampling = sampling_params(request, max_tokens=max_tokens, choice=choice)
-                sequence = self._sequence(request, arrival, prompt=prompt, sampling=sampling)
+                sequence = self._sequence(call, prompt=prompt, sampling=sampling)
                 choices.append(self._choice(request, sequence, index=len(choices), prompt=prompt))
         is_streamed = bool(request.stream)
         generation = Generation(self._worker, choices, is_streamed=is_streamed)
         generation.start()
         return GenerationResponse(
-            generation, answer=answer, is_streamed=is_streamed, request_id=arrival.request_id
+            generation, answer=answer, is_streamed=is_streamed, request_id=call.request_id
         )
 
     def _max_tokens(self, request: AnyGenerationRequest, prompt: Prompt) -> int:
@@ -125,23 +121,15 @@ class GenerationEndpoints:
             limit=self._max_num_tokens,
         )
 
-    def _sequence(
-        self,
-        request: AnyGenerationRequest,
-        arrival: Arrival,
-        *,
-        prompt: Prompt,
-        sampling: SamplingParams,
-    ) -> Request:
-        # A client may use a name twice; the worker must not.
-        request_id = RequestId(f"{arrival.request_id}-{next(self._serials)}")
+    def _sequence(self, call: Call, *, prompt: Prompt, sampling: SamplingParams) -> Request:
         return Request(
-            request_id=request_id,
+            # A client may use a name twice; the worker must not.
+            request_id=RequestId(f"{call.request_id}-{next(self._serials)}"),
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
-            arrival_time=arrival.time,
-            priority=request.priority or 0,
-            cache_salt=request.cache_salt,
+            arrival_time=call.arrival_time,
+            priority=call.request.priority or 0,
+            cache_salt=call.request.cache_salt,
         )
 
     def _choice(
@@ -154,3 +142,8 @@ class GenerationEndpoints:
         )
         timer = SequenceTimer(self._stats, arrival_time=sequence.arrival_time, clock=self._clock)
         return Choice(sequence, index=index, prompt=prompt, processor=processor, timer=timer)
+
+
+def _request_id(http: HttpRequest, request: AnyGenerationRequest) -> str:
+    """The header's, else the body's, as in vLLM; else a new one."""
+    return http.headers.get("x-request-id") or request.request_id or uuid.uuid4().hex

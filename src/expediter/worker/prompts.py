@@ -43,7 +43,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt's tokens, and its text where the client sent one."""
+    """A prompt's tokens, and the text they were made of, if one was."""
 
     token_ids: list[int]
     text: str | None = None
