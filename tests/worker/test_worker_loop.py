@@ -173,6 +173,18 @@ async def test_steps_that_keep_failing_make_it_unhealthy_until_one_succeeds() ->
         assert rig.worker.is_healthy
 
 
+async def test_a_bug_in_the_scheduler_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lost count of its blocks must not go on; its process ends, and is replaced."""
+    rig = build()
+
+    def broken() -> None:
+        raise AssertionError("bug")
+
+    monkeypatch.setattr(rig.worker.scheduler, "schedule", broken)
+    with pytest.raises(AssertionError, match="bug"):
+        await rig.worker.run()
+
+
 async def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     rig = build()
     answer = Answer()
