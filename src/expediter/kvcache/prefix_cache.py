@@ -74,8 +74,10 @@ class HashPrefixCache:
         return len(self._blocks)
 
     def match_length(self, chain: Sequence[BlockHash], *, limit: int, start: int = 0) -> int:
-        """See `PrefixCache`; a logarithmic number of look-ups."""
+        """See `PrefixCache`; a logarithmic number of look-ups, one where nothing matches."""
         blocks = self._blocks
+        if start >= limit or chain[start] not in blocks:
+            return start
         return bisect_left(chain, True, start, limit, key=lambda name: name not in blocks)
 
     def match(

@@ -152,8 +152,9 @@ class PrefixIndex:
     def _store(self, worker: _Worker, event: BlockStored) -> None:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
             return
-        parent = token_seed(event.lora_name)
-        if event.parent_block_hash is not None:
+        if event.parent_block_hash is None:
+            parent = token_seed(event.lora_name)
+        else:
             known = worker.key_of.get(event.parent_block_hash)
             if known is None:
                 self.num_unknown_parents += 1
@@ -163,7 +164,9 @@ class PrefixIndex:
         worker.key_of.update(zip(event.block_hashes, keys, strict=False))
         held, bit = worker.table.held, worker.bit
         for key in keys:
-            held[key] = held.get(key, 0) | bit
+            mask = held.setdefault(key, bit)
+            if not mask & bit:
+                held[key] = mask | bit
 
     def _clear(self, worker: _Worker) -> None:
         for key in worker.key_of.values():

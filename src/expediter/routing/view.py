@@ -4,14 +4,14 @@ A policy never sees a worker itself. The match is made once and handed over with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from expediter.load import WorkerId
 from expediter.routing.prompt import Prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedRequest:
+class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a request that placement may use; `prompt` is None where none is compared.
 
     `body_tokens` estimates its length from the body's; `max_output_tokens` is the caller's limit,
@@ -32,8 +32,7 @@ class RoutedRequest:
         return self.prompt.num_tokens if self.prompt is not None else self.body_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that may be chosen. `load_tokens` is work given to it and not yet done."""
 
     worker_id: WorkerId
@@ -41,23 +40,21 @@ class WorkerView:
     num_requests: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterView:
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     """The candidates, never empty, and the prompt tokens that each already holds."""
 
     workers: Sequence[WorkerView]
-    matched: Mapping[WorkerId, int] = field(default_factory=dict)
+    matched: Mapping[WorkerId, int] = msgspec.field(default_factory=dict)
 
     def matched_tokens(self, worker_id: WorkerId) -> int:
         """How many of the prompt's first tokens the worker holds."""
         return self.matched.get(worker_id, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """A worker for a request, and why. `scores` has every candidate's; more is better."""
 
     worker_id: WorkerId
     matched_tokens: int
     reason: str
-    scores: Mapping[WorkerId, float] = field(default_factory=dict)
+    scores: Mapping[WorkerId, float] = msgspec.field(default_factory=dict)
