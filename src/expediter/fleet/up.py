@@ -1,9 +1,7 @@
 """`expediter up`: plan, start, say so, look after it, stop it, leave nothing behind."""
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from rich.markup import escape
 
 from expediter.config import Config, child_environment
 from expediter.errors import ExpediterError
+from expediter.fleet.folder import runtime_folder
 from expediter.fleet.plan import (
     THREAD_DEFAULTS,
     local_url,
@@ -28,9 +27,6 @@ from expediter.fleet.process import FleetProcess
 from expediter.fleet.supervisor import Supervisor
 from expediter.fleet.welcome import show_welcome
 
-# A ZeroMQ ipc endpoint is a path of at most 107 bytes on Linux, 103 on macOS.
-MAX_FOLDER_LENGTH = 80
-
 
 async def up(config: Config, *, environ: Mapping[str, str], console: Console) -> None:
     """Run the fleet until SIGINT or SIGTERM; raises ExpediterError if it cannot start."""
@@ -38,7 +34,7 @@ async def up(config: Config, *, environ: Mapping[str, str], console: Console) ->
     if config.gateway.port == 0:
         config = replace(config, gateway=replace(config.gateway, port=some_free_port(host)))
     require_free_port(host, config.gateway.port)
-    with _runtime_folder() as folder:
+    with runtime_folder() as folder:
         specs = plan_fleet(config, plan_workers(config, folder=folder), folder=folder)
         environment = child_environment(environ, **THREAD_DEFAULTS)
         supervisor = Supervisor(
@@ -77,19 +73,6 @@ async def _start_and_run(
     api = f"{local_url(config.gateway.host, config.gateway.port)}/v1"
     show_welcome(console, api=api, model=config.worker.served_model_name or "", logs=folder)
     await supervisor.run()
-
-
-@contextmanager
-def _runtime_folder() -> Iterator[Path]:
-    """A folder only this user can read, gone afterwards."""
-    base = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(
-        prefix="expediter-", dir=base if len(base) <= MAX_FOLDER_LENGTH else "/tmp"
-    )
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
