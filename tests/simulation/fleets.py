@@ -2,16 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from itertools import count
 
 from expediter.config import KVCacheConfig, RoutingConfig, SchedulerConfig
 from expediter.routing.cache_aware import CacheAware
 from expediter.routing.policy import LeastLoaded, Random, RoundRobin, RoutingPolicy
-from expediter.simulation.arrival import Arrival
 from expediter.simulation.client import Network
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.fleet import Fault, FleetModel
 from expediter.simulation.worker import WorkerModel
+from expediter.workload.transcript import EMPTY, Transcript
+from expediter.workload.turn import Turn
 
 
 def cache_aware(rng: random.Random) -> RoutingPolicy:
@@ -56,28 +56,15 @@ def fleet(
     )
 
 
-class Names:
-    """Names for blocks: a chain is what it continues and fresh names for the rest."""
-
-    def __init__(self, *, block_size: int = 100) -> None:
-        self._block_size = block_size
-        self._numbers = count()
-
-    def chain(self, num_tokens: int, *, after: Sequence[bytes] = ()) -> list[bytes]:
-        num_new = num_tokens // self._block_size - len(after)
-        return [*after, *(next(self._numbers).to_bytes(32, "big") for _ in range(num_new))]
+def turn(at: float, prompt: Transcript, num_output: int, *, label: str = "all") -> Turn:
+    """A prompt whose answer nobody else gets."""
+    answer = prompt.then(f"answer at {at}", num_output, role="assistant")
+    return Turn(arrival_time=at, transcript=answer, label=label)
 
 
-def arrival(
-    at: float, num_prompt: int, num_output: int, *, names: Sequence[bytes], label: str = "all"
-) -> Arrival:
-    return Arrival(
-        at=at,
-        num_prompt_tokens=num_prompt,
-        num_output_tokens=num_output,
-        block_hashes=names,
-        label=label,
-    )
+def text(name: str, num_tokens: int, *, after: Transcript = EMPTY) -> Transcript:
+    """The first tokens of the text with that name, after another."""
+    return after.then(name, num_tokens)
 
 
 def poisson(rate: float, *, num: int, seed: int) -> list[float]:

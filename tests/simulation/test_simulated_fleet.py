@@ -6,19 +6,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 from fleets import (
-    Names,
-    arrival,
     cache_aware,
     fleet,
     least_loaded,
     poisson,
     random_policy,
     round_robin,
+    text,
+    turn,
 )
 
 from expediter.errors import SimulationStalled
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
-from expediter.simulation.arrival import Answer, Arrival
+from expediter.simulation.answer import Answer
 from expediter.simulation.client import Network
 from expediter.simulation.costs import LinearCost
 from expediter.simulation.executor import SimulatedExecutor
@@ -26,6 +26,7 @@ from expediter.simulation.experiment import MakePolicy, simulate
 from expediter.simulation.fleet import Crash, Slowdown
 from expediter.simulation.grid import packaged_grid
 from expediter.simulation.report import Objective, report
+from expediter.workload.turn import Turn
 
 
 def times(answer: Answer) -> tuple[float, float, float]:
@@ -39,10 +40,8 @@ def times(answer: Answer) -> tuple[float, float, float]:
 
 def test_one_request_takes_its_prefill_and_then_a_decode_step_a_token() -> None:
     """1,000 tokens at 0.1 ms, then 9 steps of 20.2 ms: the first of 10 comes with the prompt."""
-    names = Names().chain(1010)
-    run = simulate(
-        fleet(), [arrival(0.0, 1000, 10, names=names)], policy=round_robin, name="round robin"
-    )
+    turns = [turn(0.0, text("a", 1000), 10)]
+    run = simulate(fleet(), turns, policy=round_robin, name="round robin")
     assert times(run.answers[0]) == pytest.approx((0.0, 0.1, 0.1 + 9 * 0.0202))
     assert run.workers[0].num_steps == 10
     assert run.workers[0].num_jumps == 2
@@ -50,12 +49,11 @@ def test_one_request_takes_its_prefill_and_then_a_decode_step_a_token() -> None:
 
 def test_an_arrival_waits_for_the_running_step_and_no_longer() -> None:
     """The second comes 5 ms into the third decode step and starts when that step ends."""
-    names = Names()
-    arrivals = [
-        arrival(0.0, 1000, 100, names=names.chain(1100)),
-        arrival(0.1 + 2 * 0.0202 + 0.005, 500, 2, names=names.chain(502)),
+    turns = [
+        turn(0.0, text("a", 1000), 100),
+        turn(0.1 + 2 * 0.0202 + 0.005, text("b", 500), 2),
     ]
-    run = simulate(fleet(num_workers=1), arrivals, policy=round_robin, name="round robin")
+    run = simulate(fleet(num_workers=1), turns, policy=round_robin, name="round robin")
     scheduled, began, ended = times(run.answers[1])
     assert scheduled == pytest.approx(0.0202 - 0.005)
     assert began - scheduled == pytest.approx(0.05 + 0.0202)  # its prompt beside a decode
@@ -63,34 +61,32 @@ def test_an_arrival_waits_for_the_running_step_and_no_longer() -> None:
 
 
 def test_an_arrival_at_the_end_of_a_step_is_in_the_next() -> None:
-    names = Names()
-    arrivals = [
-        arrival(0.0, 1000, 100, names=names.chain(1100)),
-        arrival(0.1 + 2 * 0.0202, 500, 2, names=names.chain(502)),
+    turns = [
+        turn(0.0, text("a", 1000), 100),
+        turn(0.1 + 2 * 0.0202, text("b", 500), 2),
     ]
-    run = simulate(fleet(num_workers=1), arrivals, policy=round_robin, name="round robin")
+    run = simulate(fleet(num_workers=1), turns, policy=round_robin, name="round robin")
     assert times(run.answers[1])[0] == pytest.approx(0.0)
 
 
-def mixed_workload(seed: int, *, num: int = 150, rate: float = 8.0) -> list[Arrival]:
+def mixed_workload(seed: int, *, num: int = 150, rate: float = 8.0) -> list[Turn]:
     """Prompts that share a first part, of all lengths."""
-    rng, names = random.Random(seed), Names()
-    shared = [names.chain(1500) for _ in range(3)]
-    arrivals = []
+    rng = random.Random(seed)
+    shared = [text(f"system {number}", 1500) for number in range(3)]
+    turns = []
     for at in poisson(rate, num=num, seed=seed):
-        num_prompt, num_output = 1500 + rng.randrange(1, 3000), rng.randrange(1, 120)
-        chain = names.chain(num_prompt + num_output, after=rng.choice(shared))
+        prompt = text(f"user at {at}", rng.randrange(1, 3000), after=rng.choice(shared))
         label = rng.choice(["short", "long"])
-        arrivals.append(arrival(at, num_prompt, num_output, names=chain, label=label))
-    return arrivals
+        turns.append(turn(at, prompt, rng.randrange(1, 120), label=label))
+    return turns
 
 
 @pytest.mark.parametrize("kv_tokens", [1_000_000, 20_000])
 def test_a_jump_is_the_same_as_its_steps(kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory is short and requests are preempted."""
     model = fleet(kv_tokens=kv_tokens)
-    arrivals = mixed_workload(seed=5)
-    jumped = simulate(model, arrivals, policy=round_robin, name="")
+    turns = mixed_workload(seed=5)
+    jumped = simulate(model, turns, policy=round_robin, name="")
 
     execute = SimulatedExecutor.execute
 
@@ -98,7 +94,7 @@ def test_a_jump_is_the_same_as_its_steps(kv_tokens: int, monkeypatch: pytest.Mon
         return await execute(self, msgspec.structs.replace(output, max_steps=1))
 
     monkeypatch.setattr(SimulatedExecutor, "execute", one_step)
-    stepped = simulate(model, arrivals, policy=round_robin, name="")
+    stepped = simulate(model, turns, policy=round_robin, name="")
 
     assert sum(w.num_jumps for w in jumped.workers) < sum(w.num_jumps for w in stepped.workers) / 3
     for one, other in zip(jumped.answers, stepped.answers, strict=True):
@@ -123,56 +119,59 @@ def test_equal_runs_give_equal_bytes(policy: MakePolicy) -> None:
 
 
 def test_a_conversation_stays_where_its_history_is() -> None:
-    names = Names()
-    chain: list[bytes] = []
-    arrivals = []
-    for turn in range(6):
-        num_prompt = 1000 + 500 * turn
-        chain = names.chain(num_prompt + 100, after=chain)
-        arrivals.append(arrival(20.0 * turn, num_prompt, 100, names=chain))
-    run = simulate(fleet(num_workers=4), arrivals, policy=cache_aware, name="")
+    turns = [turn(0.0, text("system", 1000), 100)]
+    for number in range(1, 6):
+        prompt = text(f"question {number}", 400, after=turns[-1].transcript)
+        turns.append(turn(20.0 * number, prompt, 100))
+    run = simulate(fleet(num_workers=4), turns, policy=cache_aware, name="")
     assert len({answer.worker_id for answer in run.answers}) == 1
-    # Everything but the newest 400 tokens; the last token of an answer has no KV.
+    # The last token of an answer has no KV, so its block is not full.
     cached = [answer.cached_tokens for answer in run.answers]
-    assert cached == [0, *(1000 + 500 * turn for turn in range(5))]
+    assert cached == [0, *(1000 + 500 * number for number in range(5))]
     assert [answer.matched_tokens for answer in run.answers] == cached
     assert run.answers[-1].reason == "longest-match"
 
 
+def test_a_session_thinks_before_its_next_turn() -> None:
+    """Sent 3 s after the answer before has ended, whenever that was."""
+    first = msgspec.structs.replace(turn(1.0, text("a", 1000), 10), session="s")
+    prompt = text("b", 500, after=first.transcript)
+    second = msgspec.structs.replace(turn(1.0, prompt, 10), session="s", think_time=3.0)
+    run = simulate(fleet(), [first, second], policy=round_robin, name="")
+    ends = [answer.finished_at for answer in run.answers]
+    assert ends[0] is not None
+    assert run.answers[1].arrived_at == pytest.approx(ends[0] + 3)
+
+
 def test_the_network_delays_what_it_carries() -> None:
     network = Network(request_seconds=0.010, response_seconds=0.020)
-    names = Names().chain(1010)
-    run = simulate(
-        fleet(network=network), [arrival(0.0, 1000, 10, names=names)], policy=round_robin, name=""
-    )
+    turns = [turn(0.0, text("a", 1000), 10)]
+    run = simulate(fleet(network=network), turns, policy=round_robin, name="")
     assert times(run.answers[0]) == pytest.approx((0.01, 0.13, 0.13 + 9 * 0.0202))
 
 
 def test_events_that_come_late_let_the_router_miss_a_hit() -> None:
-    """Two equal prompts at once: the router learns of the first when its events come."""
-    names = Names().chain(2000)
-    arrivals = [arrival(at, 2000, 1, names=names) for at in (0.0, 1.0, 30.0)]
+    turns = [turn(at, text("a", 2000), 1) for at in (0.0, 1.0, 30.0)]
     late = Network(event_seconds=10.0)
-    run = simulate(fleet(network=late), arrivals, policy=cache_aware, name="")
+    run = simulate(fleet(network=late), turns, policy=cache_aware, name="")
     # An answer counts as cached for 5 s whatever events say, so the second still matches.
     assert [answer.matched_tokens for answer in run.answers] == [0, 1900, 1900]
     lost = Network(event_loss=1.0)
-    run = simulate(fleet(network=lost), arrivals, policy=cache_aware, name="")
+    run = simulate(fleet(network=lost), turns, policy=cache_aware, name="")
     assert [answer.matched_tokens for answer in run.answers] == [0, 1900, 0]
 
 
 def test_a_crash_loses_answers_that_began_and_moves_those_that_did_not() -> None:
     """Round robin: worker 0 has the first and the third request when it dies at 1 s."""
-    names = Names()
-    arrivals = [
-        arrival(0.0, 1000, 200, names=names.chain(1200)),
-        arrival(0.0, 1000, 200, names=names.chain(1200)),
-        arrival(0.9, 8000, 2, names=names.chain(8002)),
-        arrival(2.0, 1000, 2, names=names.chain(1002)),
-        arrival(30.0, 1000, 2, names=names.chain(1002)),
+    turns = [
+        turn(0.0, text("a", 1000), 200),
+        turn(0.0, text("b", 1000), 200),
+        turn(0.9, text("c", 8000), 2),
+        turn(2.0, text("d", 1000), 2),
+        turn(30.0, text("e", 1000), 2),
     ]
     crash = Crash(worker=0, at=1.0, seconds=10.0)
-    run = simulate(fleet(faults=[crash]), arrivals, policy=round_robin, name="")
+    run = simulate(fleet(faults=[crash]), turns, policy=round_robin, name="")
     first, second, third, fourth, fifth = run.answers
     assert first.error == "worker_lost"
     assert first.first_token_at is not None
@@ -184,20 +183,19 @@ def test_a_crash_loses_answers_that_began_and_moves_those_that_did_not() -> None
 
 
 def test_a_worker_that_comes_back_holds_nothing() -> None:
-    names = Names().chain(2000)
-    arrivals = [arrival(at, 2000, 1, names=names) for at in (0.0, 10.0, 30.0)]
+    turns = [turn(at, text("a", 2000), 1) for at in (0.0, 10.0, 30.0)]
     crash = Crash(worker=0, at=12.0, seconds=5.0)
-    run = simulate(fleet(num_workers=1, faults=[crash]), arrivals, policy=cache_aware, name="")
+    run = simulate(fleet(num_workers=1, faults=[crash]), turns, policy=cache_aware, name="")
     assert [answer.cached_tokens for answer in run.answers] == [0, 1900, 0]
     assert [answer.matched_tokens for answer in run.answers] == [0, 1900, 0]
 
 
 def test_a_slow_worker_gets_less_when_the_router_looks_at_load() -> None:
-    arrivals = mixed_workload(seed=3, num=200, rate=5.0)
+    turns = mixed_workload(seed=3, num=200, rate=5.0)
     slow = Slowdown(worker=0, at=0.0, seconds=1000.0, factor=4.0)
     model = fleet(faults=[slow])
-    by_load = simulate(model, arrivals, policy=least_loaded, name="least loaded")
-    in_turn = simulate(model, arrivals, policy=round_robin, name="round robin")
+    by_load = simulate(model, turns, policy=least_loaded, name="least loaded")
+    in_turn = simulate(model, turns, policy=round_robin, name="round robin")
     slow_share = [
         sum(a.worker_id == "worker-0" for a in run.answers) / 200 for run in (by_load, in_turn)
     ]
@@ -210,22 +208,17 @@ def test_a_slow_worker_gets_less_when_the_router_looks_at_load() -> None:
 
 
 def test_a_request_that_can_never_run_is_answered_with_an_error() -> None:
-    names = Names().chain(60_000)
-    run = simulate(
-        fleet(kv_tokens=50_000),
-        [arrival(0.0, 59_000, 10, names=names)],
-        policy=round_robin,
-        name="",
-    )
+    turns = [turn(0.0, text("a", 59_000), 10)]
+    run = simulate(fleet(kv_tokens=50_000), turns, policy=round_robin, name="")
     assert run.answers[0].status == 400
     assert not run.answers[0].is_complete
 
 
 def test_a_fleet_that_makes_no_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinearCost, "seconds", lambda self, work: float("inf"))  # noqa: ARG005
-    names = Names().chain(1010)
+    turns = [turn(0.0, text("a", 1000), 10)]
     with pytest.raises((SimulationStalled, ExceptionGroup), match=r"no token|unhandled"):
-        simulate(fleet(), [arrival(0.0, 1000, 10, names=names)], policy=round_robin, name="")
+        simulate(fleet(), turns, policy=round_robin, name="")
 
 
 def test_a_fleet_runs_on_a_grid_too() -> None:

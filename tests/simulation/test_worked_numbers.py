@@ -5,38 +5,35 @@ takes 0.1 ms a token. A random replica holds the shared part, and the history on
 """
 
 import pytest
-from fleets import Names, arrival, cache_aware, fleet, poisson, random_policy
+from fleets import cache_aware, fleet, poisson, random_policy, text, turn
 
-from expediter.simulation.arrival import Arrival
 from expediter.simulation.experiment import MakePolicy, simulate
 from expediter.simulation.report import ClassReport, report
+from expediter.workload.turn import Turn
 
 NUM_CONVERSATIONS = 1200
 
 
-def conversations() -> list[Arrival]:
+def conversations() -> list[Turn]:
     """Every conversation's first turn at 20/s, then every second turn at 20/s."""
-    names = Names(block_size=200)
-    shared = names.chain(2000)
-    firsts, nexts = [], []
+    shared = text("system", 2000)
     first_at = poisson(20.0, num=NUM_CONVERSATIONS, seed=1)
     next_at = poisson(20.0, num=NUM_CONVERSATIONS, seed=2)
-    for number in range(NUM_CONVERSATIONS):
-        # The first turn's last token has no KV, so it is one more than the history.
-        history = names.chain(5000, after=shared)
-        firsts.append(arrival(first_at[number], 4999, 2, names=history, label="first"))
-        chain = names.chain(6000, after=history)
-        at = first_at[-1] + 60 + next_at[number]
-        nexts.append(arrival(at, 6000, 16, names=chain, label="next"))
+    histories = [text(f"history {n}", 3000, after=shared) for n in range(NUM_CONVERSATIONS)]
+    firsts = [turn(at, history, 2) for at, history in zip(first_at, histories, strict=True)]
+    nexts = [
+        turn(first_at[-1] + 60 + at, text("new", 1000, after=history), 16, label="next")
+        for at, history in zip(next_at, histories, strict=True)
+    ]
     return firsts + nexts
 
 
 @pytest.fixture(scope="module")
-def workload() -> list[Arrival]:
+def workload() -> list[Turn]:
     return conversations()
 
 
-def second_turns(workload: list[Arrival], policy: MakePolicy) -> ClassReport:
+def second_turns(workload: list[Turn], policy: MakePolicy) -> ClassReport:
     model = fleet(num_workers=8, block_size=200, kv_tokens=10_000_000)
     run = simulate(model, workload, policy=policy, name="")
     (found,) = [c for c in report([run]).runs[0].classes if c.label == "next"]
@@ -44,7 +41,7 @@ def second_turns(workload: list[Arrival], policy: MakePolicy) -> ClassReport:
     return found
 
 
-def test_random_routing_finds_the_history_one_time_in_eight(workload: list[Arrival]) -> None:
+def test_random_routing_finds_the_history_one_time_in_eight(workload: list[Turn]) -> None:
     """(2,000 + 3,000 / 8) / 6,000 = 40 %; 20/s of the rest are 72,500 tokens/s, 0.36 s each."""
     found = second_turns(workload, random_policy)
     assert found.token_hit_rate == pytest.approx(2375 / 6000, abs=0.015)
@@ -53,7 +50,7 @@ def test_random_routing_finds_the_history_one_time_in_eight(workload: list[Arriv
     assert computed * 0.1e-3 == pytest.approx(0.36, abs=0.01)
 
 
-def test_cache_aware_routing_finds_all_of_it(workload: list[Arrival]) -> None:
+def test_cache_aware_routing_finds_all_of_it(workload: list[Turn]) -> None:
     """5,000 / 6,000 = 83 %; 20/s of the rest are 20,000 tokens/s, 0.10 s each."""
     found = second_turns(workload, cache_aware)
     assert found.token_hit_rate == pytest.approx(5000 / 6000, abs=0.01)

@@ -3,10 +3,11 @@
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.errors import ClusterError, SimulationStalled
@@ -15,10 +16,11 @@ from expediter.request import Request, RequestId, RequestOutput, SamplingParams
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prompt import named_prompt
 from expediter.routing.view import RoutedRequest
-from expediter.simulation.arrival import Answer, Arrival
+from expediter.simulation.answer import Answer
 from expediter.simulation.client import SimulatedRequest
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
+from expediter.workload.turn import Turn
 
 MakePolicy = Callable[[random.Random], RoutingPolicy]
 """A fresh policy; whatever is left to chance in it comes from the generator."""
@@ -53,23 +55,23 @@ class Run:
 
 
 def simulate(
-    fleet: FleetModel, arrivals: Iterable[Arrival], *, policy: MakePolicy, name: str, seed: int = 0
+    fleet: FleetModel, turns: Iterable[Turn], *, policy: MakePolicy, name: str, seed: int = 0
 ) -> Run:
-    """Run `arrivals`, in order of time, to their ends. The same arguments give the same run."""
+    """Run a workload to its end. The same arguments give the same run."""
     with _rare_collection():
-        return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(arrivals))
+        return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(turns))
 
 
 def compare(
     fleet: FleetModel,
-    arrivals: Sequence[Arrival],
+    turns: Sequence[Turn],
     *,
     policies: Mapping[str, MakePolicy],
     seed: int = 0,
 ) -> list[Run]:
-    """One run a policy, all with the same arrivals and the same seed."""
+    """One run a policy, all with the same turns and the same seed."""
     return [
-        simulate(fleet, arrivals, policy=policy, name=name, seed=seed)
+        simulate(fleet, turns, policy=policy, name=name, seed=seed)
         for name, policy in policies.items()
     ]
 
@@ -95,33 +97,39 @@ class _Experiment:
         self._num_open = 0
         self._num_outputs = 0
 
-    async def run(self, arrivals: Iterable[Arrival]) -> Run:
+    async def run(self, turns: Iterable[Turn]) -> Run:
         fleet = SimulatedFleet(self._model, policy=self._policy, rng=self._rng)
         async with fleet.running():
             started = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch(), name="watch")
-                await self._send_all(fleet.dispatcher, arrivals, started=started)
+                await self._send_all(fleet.dispatcher, turns, started=started)
                 watch.cancel()
             seconds = asyncio.get_running_loop().time() - started
             workers = _totals(fleet)
         return Run(policy=self._name, answers=self._answers, workers=workers, seconds=seconds)
 
     async def _send_all(
-        self, dispatcher: Dispatcher, arrivals: Iterable[Arrival], *, started: float
+        self, dispatcher: Dispatcher, turns: Iterable[Turn], *, started: float
     ) -> None:
         loop = asyncio.get_running_loop()
+        newest: dict[str, asyncio.Task[None]] = {}  # turn of each session
         async with asyncio.TaskGroup() as tasks:
-            for number, arrival in enumerate(arrivals):
-                delay = started + arrival.at - loop.time()
+            for number, turn in enumerate(turns):
+                delay = started + turn.arrival_time - loop.time()
                 if delay > 0:
                     await asyncio.sleep(delay)
-                self._num_open += 1
-                answer = Answer(arrival, now=loop.time())
-                self._answers.append(answer)
-                tasks.create_task(self._send(dispatcher, answer, f"request-{number}"))
+                sending = self._send(dispatcher, turn, RequestId(f"request-{number}"))
+                if turn.think_time is not None and turn.session in newest:
+                    sending = _after(newest[turn.session], turn.think_time, sending)
+                task = tasks.create_task(sending)
+                if turn.session is not None:
+                    newest[turn.session] = task
 
-    async def _send(self, dispatcher: Dispatcher, answer: Answer, request_id: str) -> None:
+    async def _send(self, dispatcher: Dispatcher, turn: Turn, request_id: RequestId) -> None:
+        answer = Answer(turn, now=asyncio.get_running_loop().time())
+        self._answers.append(answer)
+        self._num_open += 1
         routed, forwarded = self._requests(answer, request_id)
         try:
             await dispatcher.dispatch(routed, forwarded, answer)
@@ -130,24 +138,29 @@ class _Experiment:
         finally:
             self._num_open -= 1
 
-    def _requests(self, answer: Answer, request_id: str) -> tuple[RoutedRequest, SimulatedRequest]:
+    def _requests(
+        self, answer: Answer, request_id: RequestId
+    ) -> tuple[RoutedRequest, SimulatedRequest]:
         """The same request as the router and as the worker see it."""
-        arrival, block_size = answer.arrival, self._model.worker.kv_cache.block_size
-        names = arrival.block_hashes[: arrival.num_prompt_tokens // block_size]
+        turn, block_size = answer.turn, self._model.worker.kv_cache.block_size
+        names, num_tokens = turn.transcript.block_hashes(block_size), turn.num_prompt_tokens
+        num_output_tokens = turn.num_output_tokens
         routed = RoutedRequest(
             request_id=request_id,
-            prompt=named_prompt(names, num_tokens=arrival.num_prompt_tokens, block_size=block_size),
-            max_output_tokens=arrival.num_output_tokens,
-            session=arrival.session,
+            prompt=named_prompt(
+                names[: num_tokens // block_size], num_tokens=num_tokens, block_size=block_size
+            ),
+            max_output_tokens=num_output_tokens,
+            session=turn.session,
         )
         request = Request(
-            request_id=RequestId(request_id),
+            request_id=request_id,
             prompt_token_ids=(),
-            sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=num_output_tokens, ignore_eos=True),
             arrival_time=answer.arrived_at,
-            priority=arrival.priority,
-            block_hashes=arrival.block_hashes,
-            num_prompt_tokens=arrival.num_prompt_tokens,
+            priority=turn.priority,
+            block_hashes=names,
+            num_prompt_tokens=num_tokens,
             reports_progress=False,
         )
         forwarded = SimulatedRequest(
@@ -171,6 +184,19 @@ class _Experiment:
                 raise SimulationStalled(
                     f"{self._num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
                 )
+
+
+async def _after(
+    previous: asyncio.Task[None], seconds: float, sending: Coroutine[Any, Any, None]
+) -> None:
+    """Send once the answer before has ended, however it did, and was thought about."""
+    try:
+        await asyncio.wait([previous])
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        sending.close()
+        raise
+    await sending
 
 
 def _totals(fleet: SimulatedFleet) -> list[WorkerTotals]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from expediter.simulation.arrival import Answer
+from expediter.simulation.answer import Answer
 from expediter.simulation.experiment import Run
 from expediter.simulation.statistics import (
     Distribution,
@@ -105,10 +105,10 @@ def report(
 
 def _run_report(run: Run, objectives: Mapping[str, Objective], warmup: float) -> RunReport:
     counted = run.answers[int(len(run.answers) * warmup) :]
-    labels = sorted({answer.arrival.label for answer in counted})
+    labels = sorted({answer.turn.label for answer in counted})
     groups = {ALL: list(counted)}
     if labels != [ALL]:
-        groups |= {label: [a for a in counted if a.arrival.label == label] for label in labels}
+        groups |= {label: [a for a in counted if a.turn.label == label] for label in labels}
     seconds = run.seconds - (counted[0].arrived_at - run.answers[0].arrived_at if counted else 0)
     judged = _Judged(objectives)
     classes = [
@@ -137,7 +137,7 @@ def _class_report(
     stages = [_Stages(answer) for answer in complete]
     num_good = sum(judged.is_good(answer) for answer in answers)
     goodput = num_good / seconds if seconds > 0 else 0.0
-    prompt_tokens = sum(a.arrival.num_prompt_tokens for a in complete) or 1
+    prompt_tokens = sum(a.turn.num_prompt_tokens for a in complete) or 1
     return ClassReport(
         policy=run.policy,
         label=label,
@@ -186,7 +186,7 @@ class _Judged:
     def is_good(self, answer: Answer) -> bool:
         if not answer.is_complete:
             return False
-        wanted, stages = self._objectives.get(answer.arrival.label, self._default), _Stages(answer)
+        wanted, stages = self._objectives.get(answer.turn.label, self._default), _Stages(answer)
         is_early = wanted.ttft is None or stages.ttft <= wanted.ttft
         return is_early and (wanted.tpot is None or (stages.tpot or 0.0) <= wanted.tpot)
 

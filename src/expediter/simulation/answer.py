@@ -1,32 +1,14 @@
-"""What a simulated client sends, and what became of it."""
+"""What became of one request of a workload."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from expediter.cluster.client import Inflow, ResponseHead
 from expediter.cluster.decisions import Decision
 from expediter.request import RequestOutput
+from expediter.workload.turn import Turn
 
 if TYPE_CHECKING:
     from expediter.load import WorkerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A request that comes `at` seconds into the run.
-
-    `block_hashes` names every full block of prompt and output at the workers' block size, so
-    equal names are equal prefixes. `label` is its class in reports.
-    """
-
-    at: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    block_hashes: Sequence[bytes]
-    label: str = "all"
-    session: str | None = None
-    priority: int = 0
 
 
 class Answer:
@@ -36,7 +18,6 @@ class Answer:
     """
 
     __slots__ = (
-        "arrival",
         "arrived_at",
         "cached_tokens",
         "error",
@@ -48,11 +29,12 @@ class Answer:
         "reason",
         "scheduled_at",
         "status",
+        "turn",
         "worker_id",
     )
 
-    def __init__(self, arrival: Arrival, *, now: float) -> None:
-        self.arrival = arrival
+    def __init__(self, turn: Turn, *, now: float) -> None:
+        self.turn = turn
         self.arrived_at = now
         self.worker_id: WorkerId | None = None
         self.reason = ""
