@@ -5,8 +5,8 @@ read the weights and launch the kernels, whatever is computed, so for every mode
 
     mixed(prefill, decode) = prefill alone + decode alone - what both pay once
 
-Against the mixed passes in the aiconfigurator grids (84 a grid) this is off by 3 to 8 % in the
-mean; the plain sum by 5 to 21 %, the larger of the two by 8 to 22 %.
+Against the mixed passes in the aiconfigurator grids (70 a grid) this is off by 3 to 9 % in the
+mean; the plain sum by 5 to 24 %, the larger of the two by 9 to 25 %.
 
 In the formulas n is the new tokens of a chunk, p the tokens before it, B the requests that
 decode and S their tokens of context together.
