@@ -43,7 +43,7 @@ class FreeBlockQueue:
     def popleft(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take out the first blocks; there must be so many."""
         pop = self._blocks.popitem
-        return [pop(last=False)[0] for _ in range(num_blocks)]
+        return [pop(False)[0] for _ in range(num_blocks)]
 
     def extend(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put blocks last, in order."""

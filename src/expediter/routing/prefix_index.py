@@ -18,6 +18,7 @@ from expediter.clock import Clock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from expediter.load import WorkerId
 from expediter.routing.assumed import AssumedBlocks
+from expediter.routing.chain_memo import ChainMemo
 from expediter.routing.prompt import (
     BlockKey,
     Prompt,
@@ -29,6 +30,8 @@ from expediter.routing.prompt import (
 
 MAX_BISECTED = 32
 """Different match lengths found by bisection; where there are more, going key by key is faster."""
+
+REFRESH_SLACK = 1 / 8  # of its lifetime that an assumption may fall short by
 
 _Holders = dict[BlockKey, int]
 
@@ -71,6 +74,7 @@ class PrefixIndex:
         self._tables: dict[int, _Table] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._slots: list[_Worker | None] = []
+        self._chain = ChainMemo().chain
         self.num_unknown_parents = 0
 
     def add_worker(self, worker_id: WorkerId, *, part_of: WorkerId | None = None) -> None:
@@ -116,9 +120,9 @@ class PrefixIndex:
             return
         now = self._clock()
         worker.assumed.expire(now)
-        keys = prompt.keys(worker.block_size)
+        keys = prompt.keys(worker.block_size, chain=self._chain)
         if keys and not worker.table.held.get(keys[-1], 0) & worker.bit:
-            worker.assumed.put(keys, expires_at=now + seconds)
+            worker.assumed.put(keys, expires_at=now + seconds, slack=seconds * REFRESH_SLACK)
 
     def expire(self) -> None:
         """Drop assumptions that are too old."""
@@ -133,7 +137,7 @@ class PrefixIndex:
         """
         matched: dict[WorkerId, int] = {}
         for block_size, table in self._tables.items():
-            keys = prompt.keys(block_size)
+            keys = prompt.keys(block_size, chain=self._chain)
             num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // block_size)
             for mask, num_blocks in _longest(table, keys, num_usable):
                 for worker in self._in_mask(mask):
@@ -262,6 +266,7 @@ def _keys(event: BlockStored, parent: BlockKey) -> Sequence[BlockKey]:
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
     key_of, held, others = worker.key_of, worker.table.held, ~worker.bit
+    is_assumed = len(worker.assumed) > 0
     for block_hash in block_hashes:
         key = key_of.pop(block_hash, None)
         if key is None:
@@ -269,7 +274,8 @@ def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
         mask = held.pop(key, 0) & others
         if mask:
             held[key] = mask
-        worker.assumed.discard(key)
+        if is_assumed:
+            worker.assumed.discard(key)
 
 
 def _unset(holders: _Holders, key: BlockKey, bit: int) -> None:

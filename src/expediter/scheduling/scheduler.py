@@ -202,11 +202,11 @@ class Scheduler:
 
     def _is_underway(self, state: RequestState, step: Step) -> bool:
         """Whether another request computes, in this step, the block this one needs next."""
-        if not step.names:
+        if not step.prefills:
             return False
         names = state.sequence.block_hashes
         next_block = self.kv_cache.num_cached_tokens(state.sequence) // self.kv_cache.block_size
-        return next_block < len(names) and names[next_block] in step.names
+        return next_block < len(names) and step.is_underway(names[next_block])
 
     def _admit(self, state: RequestState, step: Step) -> bool:
         """Move a waiting request into the batch; False if memory or budget is against it."""

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """`budget` is what is left of it; `names` are the blocks that its prefills compute.
+    """`decodes` compute one token each; `prefills` have their number of new tokens with them.
 
-    `decodes` compute one token each; `prefills` have their number of new tokens with them.
+    `budget` is what is left of it.
     """
 
     def __init__(self, *, budget: int, block_size: int) -> None:
@@ -20,16 +20,24 @@ class Step:
         self.decodes: list[RequestState] = []
         self.num_context_tokens = 0  # of the decodes
         self.prefills: list[tuple[RequestState, int]] = []
-        self.names: set[BlockHash] = set()
         self._block_size = block_size
+        self._underway: set[BlockHash] = set()  # what the first of the prefills fill
+        self._num_looked_at = 0
 
     def add_prefill(self, state: RequestState, num_new_tokens: int) -> None:
-        """Compute the next tokens of a request that has slots; blocks it fills are underway."""
-        first = state.num_computed_tokens // self._block_size
-        end = (state.num_computed_tokens + num_new_tokens) // self._block_size
-        self.names.update(state.sequence.block_hashes[first:end])
+        """Compute the next tokens of a request that has slots for them."""
         self.budget -= num_new_tokens
         self.prefills.append((state, num_new_tokens))
+
+    def is_underway(self, name: "BlockHash") -> bool:
+        """Whether a prefill of this step fills the block of that name."""
+        size = self._block_size
+        for state, num_new in self.prefills[self._num_looked_at :]:
+            start = state.num_computed_tokens
+            names = state.sequence.block_hashes[start // size : (start + num_new) // size]
+            self._underway.update(names)
+        self._num_looked_at = len(self.prefills)
+        return name in self._underway
 
     def output(self, *, max_steps: int, has_chunks: bool) -> SchedulerOutput:
         """The step as the executor gets it: decodes first."""
