@@ -102,7 +102,7 @@ def test_a_task_that_never_lets_time_pass_is_a_runaway() -> None:
         while True:  # noqa: ASYNC110 - that is the mistake
             await asyncio.sleep(0)
 
-    loop = VirtualTimeLoop(max_rounds=50)
+    loop = VirtualTimeLoop(max_calls=50)
     with pytest.raises(SimulationStalled, match="time stands still at 2 s"):
         loop.run_until_complete(main())
     with asyncio.Runner(loop_factory=lambda: loop):

@@ -33,7 +33,7 @@ class SimulatedExecutor:
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """See `Executor`; every sampled token is the same one."""
         work = output.work
-        self._jump = jump = self._start(work, max_steps=output.max_steps)
+        self._jump = jump = self._start(work, output.max_steps)
         try:
             await jump.ended
         finally:
@@ -53,7 +53,7 @@ class SimulatedExecutor:
     async def close(self) -> None:
         """There is nothing to release."""
 
-    def _start(self, work: StepWork, *, max_steps: int) -> "_Jump":
+    def _start(self, work: StepWork, max_steps: int) -> "_Jump":
         first = self._cost.seconds(work) * self.slowdown
         growth = 0.0
         if max_steps > 1:

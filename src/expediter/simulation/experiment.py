@@ -57,9 +57,15 @@ class Run:
 def simulate(
     fleet: FleetModel, turns: Iterable[Turn], *, policy: MakePolicy, name: str, seed: int = 0
 ) -> Run:
-    """Run a workload to its end. The same arguments give the same run."""
-    with _rare_collection():
-        return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(turns))
+    """Run a workload to its end. The same arguments give the same run.
+
+    Raises SimulationStalled if it has none.
+    """
+    try:
+        with _rare_collection():
+            return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(turns))
+    except BaseExceptionGroup as group:
+        raise _stall(group) or group from None
 
 
 def compare(
@@ -197,6 +203,14 @@ async def _after(
         sending.close()
         raise
     await sending
+
+
+def _stall(error: BaseException) -> SimulationStalled | None:
+    """The first SimulationStalled in groups of errors."""
+    if isinstance(error, SimulationStalled):
+        return error
+    within = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return next((found for part in within if (found := _stall(part))), None)
 
 
 def _totals(fleet: SimulatedFleet) -> list[WorkerTotals]:

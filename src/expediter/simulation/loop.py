@@ -22,7 +22,7 @@ from expediter.errors import SimulationStalled
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-MAX_ROUNDS_AT_ONE_INSTANT = 100_000
+MAX_CALLS_AT_ONE_INSTANT = 10_000_000
 NUM_TASKS_NAMED = 8
 
 
@@ -32,14 +32,14 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _stopping: bool
 
-    def __init__(self, *, max_rounds: int = MAX_ROUNDS_AT_ONE_INSTANT) -> None:
-        """`max_rounds` of callbacks without any time passing are taken for a runaway."""
+    def __init__(self, *, max_calls: int = MAX_CALLS_AT_ONE_INSTANT) -> None:
+        """`max_calls` without any time passing are taken for a runaway."""
         super().__init__()
         self._now = 0.0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._serial = count()
-        self._max_rounds = max_rounds
-        self._num_rounds = 0  # since time last passed
+        self._max_calls = max_calls
+        self._num_calls = 0  # since time last passed
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -74,18 +74,20 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         raise RuntimeError(f"{func} would run in a thread, and virtual time does not wait for it")
 
     def _run_once(self) -> None:
-        """One round: make every call that is due; if there is none, let time pass first."""
+        """Make every call that is due at one instant, the next one if none is due now."""
         ready, timers = self._ready, self._timers
-        if ready or self._stopping:
-            self._count_round()
-        else:
+        if not (ready or self._stopping):
             self._pass_time()
         while timers and timers[0][0] <= self._now:
             ready.append(heappop(timers)[2])
-        for _ in range(len(ready)):
+        while ready and not self._stopping:
+            self._num_calls += 1
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
+            if self._num_calls > self._max_calls:
+                self._num_calls = 0
+                raise SimulationStalled(f"time stands still at {self._now:g} s; {self._who}")
 
     def _pass_time(self) -> None:
         timers = self._timers
@@ -95,15 +97,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
         if timers[0][0] > self._now:
             self._now = timers[0][0]
-            self._num_rounds = 0
-        else:
-            self._count_round()
-
-    def _count_round(self) -> None:
-        self._num_rounds += 1
-        if self._num_rounds > self._max_rounds:
-            self._num_rounds = 0
-            raise SimulationStalled(f"time stands still at {self._now:g} s; {self._who}")
+            self._num_calls = 0
 
     @property
     def _who(self) -> str:
