@@ -20,10 +20,10 @@ START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 NONCE = "N" * 16  # the load generator writes another value here for every request
 TURN_BYTES = 2000
-WORDS = (
+TEXT = (
     "the cache of a worker holds prefix blocks that other requests may share while its queue "
     "decides which prompt runs next and how long the answer of a model will take to stream"
-).split()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +172,10 @@ def unseen(num_bytes: int, new_bytes: int) -> str:
 
 
 def _text(num_bytes: int, rng: random.Random) -> str:
+    vocabulary = TEXT.split()
     words: list[str] = []
     num = 0
     while num < num_bytes:
-        words.append(rng.choice(WORDS))
+        words.append(rng.choice(vocabulary))
         num += len(words[-1]) + 1
     return " ".join(words)[:num_bytes]

@@ -5,13 +5,14 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from expediter.load import WorkerId
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, eq=False, kw_only=True):
     """One placement. Times are seconds; `status` and what follows are set as they come."""
 
     request_id: str
@@ -94,4 +95,7 @@ class DecisionLog:
         tally.actual_cached_tokens += cached_tokens
 
     def _tally(self, decision: Decision) -> WorkerTally:
-        return self.workers.setdefault(decision.worker_id, WorkerTally())
+        tally = self.workers.get(decision.worker_id)
+        if tally is None:
+            tally = self.workers[decision.worker_id] = WorkerTally()
+        return tally

@@ -57,8 +57,8 @@ def read_fields(body: bytes) -> Fields | None:
         return None
 
 
-def prompt_text(path: bytes, fields: Fields) -> str | None:
-    """What comes first in a prompt, as one text: equal beginnings mean equal conversations so far.
+def prompt_text(path: bytes, fields: Fields) -> bytes | None:
+    """What comes first in a prompt, as one UTF-8 text: equal beginnings mean equal conversations.
 
     Messages are taken as the JSON they came in, without its closing bracket: the next turn's
     begins with the same bytes.
@@ -69,7 +69,7 @@ def prompt_text(path: bytes, fields: Fields) -> str | None:
         return None
     if raw[-1].endswith(b"]"):
         raw[-1] = raw[-1][:-1]
-    return b"\n".join(raw).decode("utf-8", "replace")
+    return b"\n".join(raw)
 
 
 def longest_prompt(raw: msgspec.Raw) -> str | list[int] | None:

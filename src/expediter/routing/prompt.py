@@ -9,8 +9,7 @@ Keys are xxh3-128: fast, and a collision costs one badly placed request, never a
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NewType, cast
+from typing import NewType, Protocol, cast
 
 import msgspec
 import xxhash
@@ -18,11 +17,21 @@ import xxhash
 BlockKey = NewType("BlockKey", bytes)
 """16 bytes that name a block and, through its parents, everything before it."""
 
+_TEXT_SEED = BlockKey(xxhash.xxh3_128_digest(b"text"))
 BYTES_PER_TOKEN = 4  # a token id is a 32-bit integer; text counts four UTF-8 bytes as a token
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Prompt:
+class Chain(Protocol):
+    """Computes the keys of the full blocks in `data`, as `chain_keys` does."""
+
+    def __call__(
+        self, data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
+    ) -> list[BlockKey]:
+        """The keys after `parent`; `extras` belong to the first blocks."""
+        ...
+
+
+class Prompt(msgspec.Struct, eq=False, kw_only=True):
     """What routing compares: a row of tokens, or text where no tokenizer is known.
 
     `seed` keeps apart what no token shows: tokens from text, one adapter from another.
@@ -35,7 +44,7 @@ class Prompt:
     is_text: bool
     first_extra: bytes = b""
     length: int | None = None
-    _keys: dict[int, list[BlockKey]] = field(default_factory=dict)
+    _keys: dict[int, list[BlockKey]] = msgspec.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -44,11 +53,11 @@ class Prompt:
             return self.length
         return -(-len(self.data) // BYTES_PER_TOKEN)
 
-    def keys(self, block_size: int) -> list[BlockKey]:
+    def keys(self, block_size: int, *, chain: Chain | None = None) -> list[BlockKey]:
         """The keys of every full block, computed once for each block size."""
         keys = self._keys.get(block_size)
         if keys is None:
-            keys = chain_keys(
+            keys = (chain or chain_keys)(
                 self.data,
                 block_size=block_size,
                 parent=self.seed,
@@ -77,11 +86,11 @@ def packed_prompt(
     )
 
 
-def text_prompt(text: str, *, cache_salt: str | None = None) -> Prompt:
-    """A prompt of which only the text is known; it matches text prompts only."""
+def text_prompt(text: str | bytes, *, cache_salt: str | None = None) -> Prompt:
+    """A prompt of which only the text is known, maybe as UTF-8; it matches text prompts only."""
     return Prompt(
-        data=text.encode("utf-8", "surrogatepass"),
-        seed=BlockKey(xxhash.xxh3_128_digest(b"text")),
+        data=text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"),
+        seed=_TEXT_SEED,
         is_text=True,
         first_extra=pack_extra((cache_salt,)) if cache_salt else b"",
     )
@@ -122,7 +131,7 @@ def chain_keys(
         start = index * num_bytes
         parent = BlockKey(digest(parent + data[start : start + num_bytes] + extra))
         keys.append(parent)
-    for end in range((len(keys) + 1) * num_bytes, len(data) + 1, num_bytes):
-        parent = BlockKey(digest(parent + data[end - num_bytes : end]))
+    for start in range(len(keys) * num_bytes, len(data) - num_bytes + 1, num_bytes):
+        parent = cast("BlockKey", digest(parent + data[start : start + num_bytes]))
         keys.append(parent)
     return keys
