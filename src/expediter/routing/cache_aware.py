@@ -59,6 +59,8 @@ class CacheAware:
         mean = sum(w.load_tokens for w in view.workers) / len(view.workers)
         limit = (1 + self._max_imbalance) * mean
         free = [w for w in view.workers if w.load_tokens <= limit + self._slack_tokens]
+        if len(free) == len(view.workers):
+            return free
         elsewhere = max(view.matched_tokens(w.worker_id) for w in free)
         return [
             w
