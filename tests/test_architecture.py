@@ -33,6 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "cluster": {"routing", "kvcache"},
     "gateway": {"cluster", "routing", "kvcache", "tokenizer"},
     "simulation": {"cluster", "routing", "worker", "scheduling", "kvcache", "workload"},
+    "workload": set(),
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},

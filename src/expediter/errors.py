@@ -16,6 +16,7 @@
     |   +-- WorkerSilent         the worker said nothing for too long   504
     +-- EngineFailed             the model threw on a valid request     500
     +-- ModelLoadError           a checkpoint cannot be used
+    +-- WorkloadError            a row of a trace cannot be used
     +-- SimulationStalled        virtual time cannot go on: a bug in what is simulated
 
 An exception means "failed"; "not now" is `None`. Status codes live here and nowhere else.
@@ -39,6 +40,12 @@ class ModelLoadError(ExpediterError):
     """A model's files cannot be read or describe an architecture we do not run."""
 
     kind = "model_load_error"
+
+
+class WorkloadError(ExpediterError):
+    """A row of a workload's file cannot be used; the message begins with the file and line."""
+
+    kind = "workload_error"
 
 
 class SimulationStalled(ExpediterError):

@@ -1,0 +1,1 @@
+"""Requests to simulate or to send: generators, public traces, and what can be done to either."""
