@@ -5,6 +5,7 @@ The engine is imported where a worker is built, so that a gateway runs without t
 
 import asyncio
 import dataclasses
+import gc
 import random
 import signal
 import time
@@ -32,6 +33,8 @@ from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
 from expediter.worker.worker import Worker
+
+GC_THRESHOLD = 20_000  # new containers in a gateway before it looks for cycles; Python's is 700
 
 
 def run_fleet(config: Config, *, environ: Mapping[str, str], console: Console) -> None:
@@ -155,7 +158,15 @@ async def _serve_gateway(gateway: Gateway, config: GatewayConfig) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
+    _collect_rarely()
     try:
         await stop.wait()
     finally:
         await gateway.stop()
+
+
+def _collect_rarely() -> None:
+    """Requests leave no reference cycles, and looking for some takes time from all of them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)

@@ -7,7 +7,7 @@ from expediter.cluster.client import ForwardedRequest, Header
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.errors import ClusterError
 from expediter.gateway.endpoints import Endpoints
-from expediter.gateway.headers import end_to_end
+from expediter.gateway.headers import hop_by_hop
 from expediter.gateway.openai import read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
@@ -117,8 +117,11 @@ def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> 
 def _forwarded_headers(request: HttpRequest, peer: bytes, request_id: bytes) -> list[Header]:
     """The client's end-to-end headers, and who it is."""
     headers, came_through, host, proto = [], [], None, b"http"
-    for header in end_to_end(request.headers):
+    dropped = hop_by_hop(request.headers)
+    for header in request.headers:
         name, value = header
+        if name in dropped:
+            continue
         if name not in _REPLACED_HEADERS:
             headers.append(header)
         elif name == b"x-forwarded-for":

@@ -25,13 +25,13 @@ class BadHead(ValueError):
     """The bytes are not the head of an HTTP/1 response."""
 
 
-def end_to_end(headers: Sequence[Header]) -> list[Header]:
-    """The headers meant for the far end: without this hop's own and those it names."""
-    dropped: AbstractSet[bytes] = HOP_BY_HOP
+def hop_by_hop(headers: Sequence[Header]) -> AbstractSet[bytes]:
+    """The names that concern this hop alone: the usual ones and those that the hop itself names."""
+    named: AbstractSet[bytes] = HOP_BY_HOP
     for name, value in headers:
         if name == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-    return [header for header in headers if header[0] not in dropped]
+            named = named | {token.strip().lower() for token in value.split(b",")}
+    return named
 
 
 def render(headers: Iterable[Header]) -> bytes:
@@ -42,6 +42,8 @@ def render(headers: Iterable[Header]) -> bytes:
 def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[ResponseHead, bool]:
     """The head without its empty line, and whether the connection may be kept; raises BadHead."""
     status_line, *lines = head.split(b"\r\n")
+    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        raise BadHead("a line has no proper end")
     version, _, rest = status_line.partition(b" ")
     code, _, reason = rest.partition(b" ")
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (len(code) == 3 and code.isdigit()):
@@ -57,28 +59,29 @@ def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[Response
 
 def _header(line: bytes) -> Header:
     name, colon, value = line.partition(b":")
-    if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line:
+    if not colon or not name or name != name.strip():
         raise BadHead("a header line is malformed")
     return name.lower(), value.strip(b" \t")
 
 
 def _body(status: int, headers: Sequence[Header], *, is_head_request: bool) -> tuple[BodyKind, int]:
     """How the body is framed, by RFC 9112 section 6.3; both framings at once are refused."""
-    lengths: set[bytes] = set()
-    codings: list[bytes] = []
+    length = coding = None
     for name, value in headers:
-        if name == b"content-length":
-            lengths.add(value)
+        if name == b"content-length" and value != length:
+            if length is not None or not value.isdigit():
+                raise BadHead("Content-Length is not one number")
+            length = value
         elif name == b"transfer-encoding":
-            codings.append(value.lower())
-    if len(lengths) > 1 or (lengths and codings) or codings not in ([], [b"chunked"]):
+            if coding is not None or value.lower() != b"chunked":
+                raise BadHead("the only transfer coding is chunked")
+            coding = value
+    if length is not None and coding is not None:
         raise BadHead("the body's framing is ambiguous")
-    if lengths and not next(iter(lengths)).isdigit():
-        raise BadHead("Content-Length is not a number")
     if is_head_request or status in _BODILESS:
         return BodyKind.NONE, 0
-    if codings:
+    if coding is not None:
         return BodyKind.CHUNKED, 0
-    if lengths:
-        return BodyKind.LENGTH, int(next(iter(lengths)))
+    if length is not None:
+        return BodyKind.LENGTH, int(length)
     return BodyKind.UNTIL_CLOSE, 0

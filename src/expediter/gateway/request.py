@@ -5,10 +5,10 @@ once, repeated lengths, bare line feeds, folded headers. What it lets through an
 not is refused here.
 """
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import httptools
+import msgspec
 
 from expediter.cluster.client import Header
 
@@ -23,14 +23,14 @@ class BadRequest(Exception):
         self.status = status
 
 
-@dataclass(slots=True, eq=False)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, eq=False):
     """A complete request; header names are in lower case."""
 
     method: bytes = b""
     target: bytes = b""
     version: str = "1.1"
-    headers: list[Header] = field(default_factory=list)
+    headers: list[Header] = msgspec.field(default_factory=list)
+    first_values: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     body: bytes = b""
     keeps_alive: bool = True
 
@@ -41,10 +41,7 @@ class HttpRequest:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self.first_values.get(name)
 
 
 class RequestListener(Protocol):
@@ -111,7 +108,9 @@ class RequestReader:
         """A header of the head, or a trailer, which is dropped."""
         self._count_head(len(name) + len(value) + 4)
         if self.in_head:
-            self._request.headers.append((name.lower(), value))
+            name = name.lower()
+            self._request.headers.append((name, value))
+            self._request.first_values.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete: see whether it is acceptable before its body comes."""
@@ -148,8 +147,8 @@ class RequestReader:
         if request.version not in ("1.0", "1.1"):
             raise BadRequest(505, "HTTP/1.0 or HTTP/1.1 only")
         request.target = _origin_form(request.target)
-        codings = [value for name, value in request.headers if name == b"transfer-encoding"]
-        if codings and (codings[0].lower() != b"chunked" or request.version == "1.0"):
+        coding = request.header(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or request.version == "1.0"):
             raise BadRequest(400, "the only transfer coding is chunked, in HTTP/1.1")
         length = request.header(b"content-length")
         if length is not None:
@@ -181,7 +180,6 @@ def _origin_form(target: bytes) -> bytes:
             return target
         query = b"?" + url.query if url.query else b""
         target = (url.path or b"/") + query
-    segments = target.partition(b"?")[0].split(b"/")
-    if b"." in segments or b".." in segments:
+    if b"/." in target and not {b".", b".."}.isdisjoint(target.partition(b"?")[0].split(b"/")):
         raise BadRequest(400, "the request's path has dot segments")
     return target

@@ -89,6 +89,7 @@ class ClientConnection(asyncio.Protocol):
             max_body_bytes=server.config.max_body_bytes,
         )
         self._pending: deque[HttpRequest | BadRequest] = deque()
+        self._holds_back = False
         self._is_refused = False
         self._refused_at: float | None = None
         self._owes_continue = False
@@ -219,6 +220,7 @@ class ClientConnection(asyncio.Protocol):
                 request.keeps_alive = False
             self.task = self._loop.create_task(self._serve(request))
         if len(self._pending) >= MAX_PIPELINED and not self.transport.is_closing():
+            self._holds_back = True
             self.transport.pause_reading()
 
     def _answer_refused(self, error: BadRequest) -> None:
@@ -244,6 +246,8 @@ class ClientConnection(asyncio.Protocol):
         if not request.keeps_alive or self._server.is_stopping:
             self.transport.close()
         elif not self.transport.is_closing():
-            self.transport.resume_reading()
+            if self._holds_back:
+                self._holds_back = False
+                self.transport.resume_reading()
             self._advance()
             self._send_continue()

@@ -6,10 +6,10 @@ unless the client speaks HTTP/1.0. Reading from the worker stops while the clien
 
 import re
 
-from expediter.cluster.client import BodyKind, Header, Inflow, ResponseHead
+from expediter.cluster.client import BodyKind, Inflow, ResponseHead
 from expediter.cluster.decisions import Decision
 from expediter.errors import ClusterError
-from expediter.gateway.headers import end_to_end, render
+from expediter.gateway.headers import hop_by_hop, render
 from expediter.gateway.replies import failure_event
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
@@ -77,18 +77,20 @@ class ClientSink:
         if self._wraps or self._head:
             self._connection.write(self._head + (LAST_CHUNK if self._wraps else b""))
         self._connection.watch_writable(None)
+        self._inflow = None  # which holds this sink: nothing is left for the garbage collector
 
     def fail(self, error: ClusterError) -> None:
         """Break off so that the client can tell: by an event in a stream, else by the framing."""
-        self._request.keeps_alive = False
         assert self._inflow is not None
         takes_chunk = self._is_chunked and (self._wraps or self._inflow.is_between_chunks)
         if not (self._is_event_stream and (takes_chunk or self._ends_by_close)):
             # The connection closes before the end that the head promised. Where closing is the
             # end, only a reset tells.
+            self._request.keeps_alive = False
             if self._ends_by_close:
                 self._connection.reset()
             return
+        # A whole answer, so the connection stays: the client may use it again at once.
         event = failure_event(error)
         if self._is_chunked:
             event = b"%x\r\n%b\r\n%b" % (len(event), event, LAST_CHUNK)
@@ -97,6 +99,8 @@ class ClientSink:
     def usage(self) -> tuple[int, int] | None:
         """Prompt tokens, and how many of them the worker had cached, if the answer says so."""
         tail = self._before_last[-_USAGE_BYTES:] + self._last[-_USAGE_BYTES:]
+        if b'"cached_tokens"' not in tail:
+            return None
         cached = _CACHED_TOKENS.findall(tail)
         prompt = _PROMPT_TOKENS.findall(tail)
         return (int(prompt[-1]), int(cached[-1])) if cached and prompt else None
@@ -109,21 +113,33 @@ class ClientSink:
             self._inflow.pause_reading()
 
     def _render_head(self, head: ResponseHead) -> bytes:
-        headers = [h for h in end_to_end(head.headers) if not h[0].startswith(b"x-expediter-")]
+        dropped = hop_by_hop(head.headers)
+        headers = [
+            header
+            for header in head.headers
+            if header[0] not in dropped and not header[0].startswith(b"x-expediter-")
+        ]
         if head.header(b"x-request-id") is None:
             headers.append((b"x-request-id", self._request_id))
-        headers += self._own_headers()
-        if self._is_chunked:
-            headers.append((b"transfer-encoding", b"chunked"))
-        if not self._request.keeps_alive:
-            headers.append((b"connection", b"close"))
-        return b"HTTP/1.1 %d %b\r\n%b\r\n" % (head.status, head.reason, render(headers))
+        return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (
+            head.status,
+            head.reason,
+            render(headers),
+            self._own_lines(),
+        )
 
-    def _own_headers(self) -> list[Header]:
+    def _own_lines(self) -> bytes:
+        """The decision, and how this hop is framed."""
         decision = self._decision
         assert decision is not None
-        return [
-            (b"x-expediter-worker", decision.worker_id.encode()),
-            (b"x-expediter-reason", decision.reason.encode()),
-            (b"x-expediter-matched-tokens", b"%d" % decision.matched_tokens),
-        ]
+        return (
+            b"x-expediter-worker: %b\r\n"
+            b"x-expediter-reason: %b\r\n"
+            b"x-expediter-matched-tokens: %d\r\n%b%b"
+        ) % (
+            decision.worker_id.encode(),
+            decision.reason.encode(),
+            decision.matched_tokens,
+            b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
+            b"" if self._request.keeps_alive else b"connection: close\r\n",
+        )
