@@ -80,6 +80,19 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error_event_and_no_done()
         assert b"[DONE]" not in broken.body
         last = broken.body.removeprefix(EVENT * 3).removeprefix(b"data: ")
         assert error_of(last)["type"] == "worker_lost"
+
+
+async def test_a_stream_that_ended_with_an_error_event_leaves_its_connection_usable() -> None:
+    async with (
+        FakeWorker(hang_up(SSE_HEAD + chunk(EVENT))) as dying,
+        FakeWorker(always(JSON_OK), name="other") as other,
+        gateway_before(dying, other) as gateway,
+        client_of(gateway) as client,
+    ):
+        for number in range(4):
+            client.send(post(b'{"prompt":"%d"}' % number))
+            assert (await client.answer()).is_complete
+        assert {d.worker_id for d in gateway.dispatcher.log.recent} == {"w", "other"}
         assert len(worker.received) == len(other.received) == 1
 
 
