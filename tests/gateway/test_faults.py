@@ -80,6 +80,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error_event_and_no_done()
         assert b"[DONE]" not in broken.body
         last = broken.body.removeprefix(EVENT * 3).removeprefix(b"data: ")
         assert error_of(last)["type"] == "worker_lost"
+        assert len(worker.received) == len(other.received) == 1
 
 
 async def test_a_stream_that_ended_with_an_error_event_leaves_its_connection_usable() -> None:
@@ -93,7 +94,6 @@ async def test_a_stream_that_ended_with_an_error_event_leaves_its_connection_usa
             client.send(post(b'{"prompt":"%d"}' % number))
             assert (await client.answer()).is_complete
         assert {d.worker_id for d in gateway.dispatcher.log.recent} == {"w", "other"}
-        assert len(worker.received) == len(other.received) == 1
 
 
 async def test_a_stream_cut_within_a_chunk_is_left_incomplete() -> None:
