@@ -41,7 +41,7 @@ def test_draws_have_the_mean_and_deviation(length: Distribution, mean: float, sd
     assert statistics.pstdev(values) == pytest.approx(sd, rel=0.05)
 
 
-@given(st.floats(0, 1000), st.floats(0, 1000), st.integers())
+@given(st.floats(0.001, 1000) | st.just(0.0), st.floats(0, 1000), st.integers())
 def test_lengths_are_whole_and_at_least_one(mean: float, sd: float, seed: int) -> None:
     for length in (Lognormal(mean, sd), Normal(mean, sd), Exponential(mean)):
         assert num_tokens(length, random.Random(seed)) >= 1

@@ -77,7 +77,7 @@ class Lognormal(Section, frozen=True, tag="lognormal"):
     def _at(self, score: float) -> float:
         if self.mean == 0:
             return 0.0
-        variance = math.log1p((self.sd / self.mean) ** 2)
+        variance = 2 * math.log(math.hypot(1.0, self.sd / self.mean))
         return self.mean * math.exp(math.sqrt(variance) * score - variance / 2)
 
 
