@@ -61,7 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Live prompts carry token ids. Simulated ones carry `block_hashes` instead: the names of
     every full block of prompt and output at the worker's block size, with `num_prompt_tokens`
     saying how long the prompt is; `prompt_token_ids` is then empty. Without `reports_progress`
-    only the outputs with its first and its last token are told.
+    the outputs between its first and its last token may be left out.
     """
 
     request_id: RequestId

@@ -19,12 +19,12 @@ _EPSILON = 1e-9  # seconds: an arrival on the end of a step is before the next
 
 
 class SimulatedExecutor:
-    """Sleeps what `cost` says, times `slowdown`. Counts steps, not tokens."""
+    """Sleeps what `cost` says. Counts steps, not tokens."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self._jump: _Jump | None = None
-        self.slowdown = 1.0
+        self._slowdown = 1.0
         self.num_steps = 0
         self.num_jumps = 0
         self.busy_seconds = 0.0
@@ -50,14 +50,19 @@ class SimulatedExecutor:
         if self._jump is not None:
             self._jump.cut()
 
+    def slow_down(self, factor: float) -> None:
+        """From the next step on, steps take `factor` times as long as before."""
+        self._slowdown *= factor
+        self.interrupt()
+
     async def close(self) -> None:
         """There is nothing to release."""
 
     def _start(self, work: StepWork, max_steps: int) -> "_Jump":
-        first = self._cost.seconds(work) * self.slowdown
+        first = self._cost.seconds(work) * self._slowdown
         growth = 0.0
         if max_steps > 1:
-            last = self._cost.seconds(work.later(max_steps - 1)) * self.slowdown
+            last = self._cost.seconds(work.later(max_steps - 1)) * self._slowdown
             growth = (last - first) / (max_steps - 1)
         return _Jump(first, growth=growth, num_steps=max_steps)
 
@@ -98,7 +103,7 @@ class _Jump:
 
     def _wake_up(self) -> asyncio.TimerHandle:
         due = self._started + self.seconds(self.num_steps)
-        return self._loop.call_at(due, self.ended.set_result, None)
+        return self._loop.call_at(due, _finish, self.ended)
 
 
 class _SameTokens(dict[RequestId, list[SampledToken]]):
@@ -109,3 +114,8 @@ class _SameTokens(dict[RequestId, list[SampledToken]]):
 
     def __missing__(self, request_id: RequestId) -> list[SampledToken]:
         return self._tokens
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():  # it is if the worker crashes at this very instant
+        future.set_result(None)

@@ -127,9 +127,9 @@ class SimulatedFleet:
                 await asyncio.sleep(fault.seconds)
                 worker.start(tasks)
             case Slowdown():
-                worker.executor.slowdown *= fault.factor
+                worker.executor.slow_down(fault.factor)
                 await asyncio.sleep(fault.seconds)
-                worker.executor.slowdown /= fault.factor
+                worker.executor.slow_down(1 / fault.factor)
 
     def _connect(self, endpoint: WorkerEndpoint) -> SimulatedClient:
         return SimulatedClient(self._worker_at(endpoint.url), self._model.network)
