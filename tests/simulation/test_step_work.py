@@ -87,3 +87,21 @@ def test_without_progress_the_first_and_the_last_output_are_told() -> None:
 
 def test_work_some_steps_later_has_grown_by_a_token_a_request_and_step() -> None:
     assert StepWork((), 3, 340).later(10) == StepWork((), 3, 370)
+
+
+def test_the_last_token_of_a_prompt_is_never_part_of_a_jump() -> None:
+    """33 tokens in steps of 32: the second step gives the first token, at a time of its own."""
+    one = scheduler()
+    one.add(request("a", 33, 9, reports=False))
+    first, second = one.schedule(), None
+    assert first is not None
+    assert one.update(first, ModelOutput(tokens={})) == []
+    second = one.schedule()
+    assert second is not None
+    assert (second.work, second.max_steps) == (StepWork([], 1, 32), 1)
+    tokens = {RequestId("a"): [SampledToken(token_id=0)]}
+    (told,) = one.update(second, ModelOutput(tokens=tokens))
+    assert told.num_output_tokens == 1
+    third = one.schedule()
+    assert third is not None
+    assert third.max_steps == 8

@@ -134,8 +134,11 @@ class Scheduler:
         # Who went away while the step ran has nothing to gain.
         decodes = [state for state in self._step.decodes if state.is_running]
         advance(decodes, result, kv_cache=self.kv_cache)
-        gained = [s for s in decodes if s.is_eager or s.sequence.num_tokens >= s.max_num_tokens]
-        gained += self._end_prefills(result)
+        if not self._step.ends_prompt:
+            decodes = [
+                s for s in decodes if s.is_eager or s.sequence.num_tokens >= s.max_num_tokens
+            ]
+        gained = decodes + self._end_prefills(result)
         return [self._output(state, result.tokens[state.request_id]) for state in gained]
 
     def _end_prefills(self, result: ModelOutput) -> list[RequestState]:
@@ -162,6 +165,7 @@ class Scheduler:
             if num_tokens <= len(sequence.blocks) * block_size or self._find_slot(state):
                 decodes.append(state)
                 step.num_context_tokens += num_computed
+                step.ends_prompt |= num_computed < state.num_prompt_tokens
         step.budget -= len(decodes)
 
     def _find_slot(self, state: RequestState) -> bool:
@@ -241,7 +245,7 @@ class Scheduler:
     def _max_steps(self, step: Step) -> int:
         is_settled = not len(self._waiting) or self._is_memory_full
         is_settled = is_settled or len(self._running) >= self._max_running
-        if step.prefills or not is_settled:
+        if step.prefills or step.ends_prompt or not is_settled:
             return 1
         return num_safe_steps(
             self._running,

@@ -19,6 +19,7 @@ class Step:
         self.budget = budget
         self.decodes: list[RequestState] = []
         self.num_context_tokens = 0  # of the decodes
+        self.ends_prompt = False  # one of the decodes is the last token of a prompt
         self.prefills: list[tuple[RequestState, int]] = []
         self._block_size = block_size
         self._underway: set[BlockHash] = set()  # what the first of the prefills fill
