@@ -99,8 +99,9 @@ def copy_if_hot(
 def split_subtrees(node: Node, owner: WorkerId, target: WorkerId, *, decode_seconds: float) -> None:
     """Share out what continues the node: heaviest first, each to the one with less so far.
 
-    A subtree weighs its part of L, with a request's decoding taken at the mean. A run with one
-    continuation is passed over: there is nothing to share out yet.
+    A subtree weighs its part of L, with a request's decoding taken at the mean; what nobody asked
+    for within the window is left out. A run with one continuation is passed over: there is
+    nothing to share out yet.
     """
     while len(node.children) == 1:
         (node,) = node.children.values()
@@ -108,6 +109,7 @@ def split_subtrees(node: Node, owner: WorkerId, target: WorkerId, *, decode_seco
     weights = {
         child: child.prefill_ns * 1e-9 + child.num_requests * decode_seconds
         for child in node.children.values()
+        if child.num_requests
     }
     for child in sorted(weights, key=lambda child: weights[child], reverse=True):
         child.home = min(given, key=lambda worker_id: given[worker_id])

@@ -53,8 +53,6 @@ IMBALR = 0.7
 class _Case:
     """One request with all that its choice depends on. Costs are seconds by worker."""
 
-    request: RoutedRequest
-    view: ClusterView
     keys: list[BlockKey]
     match: Match
     cached: dict[WorkerId, int]  # tokens
@@ -92,8 +90,8 @@ class PrebleE2:
         now = self._clock()
         self._history.expire(now)
         case = self._case(request, view)
-        cached = max(case.cached.values())
-        exploits = request.num_tokens - cached < cached
+        cached, num_tokens = max(case.cached.values()), request.num_tokens
+        exploits = num_tokens - cached < cached
         worker, reason = self._exploit(case, cached) if exploits else self._explore(case)
         self._turns.take(worker.worker_id)
         self._history.place(
@@ -101,7 +99,7 @@ class PrebleE2:
                 request_id=request.request_id,
                 worker_id=worker.worker_id,
                 placed_at=now,
-                num_tokens=request.num_tokens,
+                num_tokens=num_tokens,
                 cached_tokens=case.cached[worker.worker_id],
             ),
             case.keys,
@@ -136,25 +134,19 @@ class PrebleE2:
         keys = history.keys(request.prompt)
         match = history.forest.match(keys)
         workers = {worker.worker_id: worker for worker in view.workers}
-        pending = history.pending_tokens(match, workers)
-        cached = {
-            w: min(max(pending[w], view.matched_tokens(w)), request.num_tokens) for w in workers
-        }
-        in_use = set(match.path)
-        extra = {
-            w: history.eviction_seconds(w, request.num_tokens - cached[w], keep=in_use)
-            + self._cost.prefill_seconds(request.num_tokens - cached[w], cached[w])
-            for w in workers
-        }
+        cached = history.pending_tokens(match, workers)
+        in_use, num_tokens = set(match.path), request.num_tokens
+        loads, extra = {}, {}
+        for worker_id in workers:
+            known = max(cached[worker_id], view.matched_tokens(worker_id))
+            cached[worker_id] = known = min(known, num_tokens)
+            missed = num_tokens - known
+            loads[worker_id] = history.window.load(worker_id)
+            extra[worker_id] = history.eviction_seconds(
+                worker_id, missed, keep=in_use
+            ) + self._cost.prefill_seconds(missed, known)
         return _Case(
-            request=request,
-            view=view,
-            keys=keys,
-            match=match,
-            cached=cached,
-            loads={w: history.window.load(w) for w in workers},
-            extra=extra,
-            workers=workers,
+            keys=keys, match=match, cached=cached, loads=loads, extra=extra, workers=workers
         )
 
     def _explore(self, case: _Case) -> tuple[WorkerView, str]:
@@ -198,17 +190,16 @@ class PrebleE2:
         self, case: _Case, worker: WorkerView, owners: Sequence[WorkerId]
     ) -> WorkerView | None:
         """A worker for one more copy of the prefix where the match ends, if one is wanted."""
-        others = [worker_id for worker_id in case.workers if worker_id not in owners]
-        if not others or not case.match.path:
+        if not case.match.path:
             return None
         num_requests = sum(map(self._history.window.num_requests, case.workers))
         wanted = hot_prefixes.wanted_copies(
             case.match.path[-1], case.workers, num_requests=num_requests
         )
-        other = self._cheapest(case, others)
-        if len(owners) < wanted and self._moving_pays(case, worker, other):
-            return other
-        return None
+        if len(owners) >= wanted:
+            return None
+        other = self._cheapest(case, [w for w in case.workers if w not in owners])
+        return other if self._moving_pays(case, worker, other) else None
 
     def _moving_pays(self, case: _Case, worker: WorkerView, other: WorkerView) -> bool:
         return moving_pays(worker, other, extra=case.extra, cost=self._cost)

@@ -177,6 +177,8 @@ class PrefixForest:
         while current is not None:
             parent = current.parent
             if not current.shares:
+                if current.children:
+                    return  # as unused as it is; the last of them to go takes it along
                 self._drop(current)
             elif not current.children:
                 self._trim(current)
@@ -233,7 +235,6 @@ class PrefixForest:
             node.parent.children[node.keys[0]] = node
 
     def _drop(self, node: Node) -> None:
-        assert not node.children
         del self._heads[node.keys[0]]
         if node.parent is not None:
             del node.parent.children[node.keys[0]]
