@@ -118,8 +118,9 @@ def test_the_demos_histories_grow_by_500_and_start_over_above_20_000() -> None:
     lengths = [turn.num_prompt_tokens - 2300 for turn in turns]
     assert lengths[:2] == [500, 1000]
     assert lengths[39:41] == [20_000, 500]
-    assert turns[40].prompt.segments[1] == turns[0].prompt.segments[1]
-    assert turns[40].prompt.segments[2] != turns[0].prompt.segments[2]
+    systems, openings = ([t.prompt.segments[i] for t in (turns[0], turns[40])] for i in (0, 1))
+    assert systems[0] == systems[1]
+    assert openings[0] != openings[1]
 
 
 def test_the_demos_conversations_have_zipf_weights_and_four_system_prompts() -> None:

@@ -17,8 +17,8 @@ from expediter.workload.turn import Turn
 class Demo(Section, frozen=True, kw_only=True, tag="demo"):
     """Conversation i has system prompt i mod `num_systems`.
 
-    What starts over is the same opening and then new messages. `history_tokens` is the longest
-    history that is still continued.
+    What starts over is a new conversation of the same person: it shares only the system prompt
+    with the old one. `history_tokens` is the longest history that is still continued.
     """
 
     name: str = "demo"
@@ -38,7 +38,7 @@ class Demo(Section, frozen=True, kw_only=True, tag="demo"):
         for number, (time, who) in enumerate(zip(arrivals, visits, strict=False)):
             history = histories.get(who)
             if history is None or self._is_too_long(history):
-                history = self._opening(who)
+                history = self._opening(who, number)
             message = history.then(f"{self.name}/{who}/{number}/message", self.message_tokens)
             histories[who] = message.then(
                 f"{self.name}/{who}/{number}/answer", self.answer_tokens, role="assistant"
@@ -50,10 +50,10 @@ class Demo(Section, frozen=True, kw_only=True, tag="demo"):
                 session=f"{self.name}/{who}",
             )
 
-    def _opening(self, who: int) -> Transcript:
+    def _opening(self, who: int, number: int) -> Transcript:
         system = f"{self.name}/system/{who % self.num_systems}"
         return EMPTY.then(system, self.system_tokens, role="system").then(
-            f"{self.name}/{who}/opening", self.opening_tokens
+            f"{self.name}/{who}/{number}/opening", self.opening_tokens
         )
 
     def _is_too_long(self, history: Transcript) -> bool:

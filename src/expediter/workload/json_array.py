@@ -7,14 +7,14 @@ from typing import Any, TextIO
 
 from expediter.workload.rows import Place
 
-_CHUNK = 1 << 20  # characters
+CHUNK_SIZE = 1 << 20  # characters
 _LONGEST_ESCAPE = 16  # more than an escape, a literal or a number's sign and point can be cut by
 
 
-def json_items(path: Path) -> Iterator[tuple[Place, Any]]:
+def json_items(path: Path, *, chunk_size: int = CHUNK_SIZE) -> Iterator[tuple[Place, Any]]:
     """Each item with the line it begins in; one chunk of the file is held at a time."""
     with path.open(encoding="utf-8-sig") as file:
-        text = _Buffer(path, file)
+        text = _Buffer(path, file, chunk_size=chunk_size)
         is_array = text.peek() == "["
         if is_array:
             text.skip()
@@ -29,8 +29,9 @@ def json_items(path: Path) -> Iterator[tuple[Place, Any]]:
 class _Buffer:
     """The part of a file that is being parsed."""
 
-    def __init__(self, path: Path, file: TextIO) -> None:
+    def __init__(self, path: Path, file: TextIO, *, chunk_size: int) -> None:
         self.place = Place(path, 1)
+        self._chunk_size = chunk_size
         self._file = file
         self._text = ""
         self._at = 0
@@ -79,7 +80,8 @@ class _Buffer:
     def _read(self) -> bool:
         """Drop what is parsed and read at least as much as is left; False at the end."""
         rest = self._text[self._at :]
-        more = self._file.read(max(_CHUNK, len(rest)))
+        with self.place.blamed():  # for bytes that are no UTF-8
+            more = self._file.read(max(self._chunk_size, len(rest)))
         self._text = rest + more
         self._at = 0
         return bool(more)

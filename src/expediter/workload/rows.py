@@ -49,22 +49,26 @@ def json_lines(path: Path, row: type[Row]) -> Iterator[tuple[Place, Row]]:
 
 def csv_rows(path: Path, *, columns: Iterable[str]) -> Iterator[tuple[Place, Mapping[str, str]]]:
     """Each row by the header's names, all of `columns` among them."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.DictReader(file)
-        missing = set(columns) - set(rows.fieldnames or ())
-        if missing:
-            raise Place(path, 1).error(f"no column {', '.join(sorted(missing))}")
-        for row in rows:
-            place = Place(path, rows.line_num)
-            if None in row or None in row.values():
-                raise place.error(f"not {len(rows.fieldnames or ())} columns")
-            yield place, row
+        try:
+            names = rows.fieldnames or ()
+            missing = set(columns) - set(names)
+            if missing:
+                raise Place(path, 1).error(f"no column {', '.join(sorted(missing))}")
+            for row in rows:
+                place = Place(path, rows.line_num)
+                if None in row or None in row.values():
+                    raise place.error(f"not {len(names)} columns")
+                yield place, row
+        except csv.Error as error:
+            raise Place(path, rows.line_num).error(error) from error
 
 
 def count_in(row: Mapping[str, str], column: str, *, at_least: int = 0) -> int:
     """The whole number in a column; ValueError if it is none, or less than `at_least`."""
     value = float(row[column])
-    if value != int(value) or value < at_least:
+    if not value.is_integer() or value < at_least:
         raise ValueError(f"{column} is {row[column]}, not a whole number from {at_least}")
     return int(value)
 
