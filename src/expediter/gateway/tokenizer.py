@@ -1,25 +1,25 @@
 """A prompt's tokens, at the cost of what is new in it.
 
 Special tokens are borders: a tokenizer encodes what lies between two of them by itself. So a
-rendered conversation is cut there, each segment's tokens are remembered, and a long conversation
-costs only its new turn. Whether a tokenizer keeps to that is tried out when it is loaded; one
-that does not encodes every prompt whole.
+rendered conversation is cut there, at the ends of its turns if those can be told, each segment's
+tokens are remembered by its hash, and a long conversation costs only its new turn. Whether a
+tokenizer keeps to that is tried out when it is loaded; one that does not encodes prompts whole.
 """
 
 import asyncio
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple
+
+import xxhash
 
 from expediter.routing.prompt import pack_tokens
 from expediter.tokenizer import Tokenizer
 
 MAX_CHARS_INLINE = 8192  # about 2 ms of encoding; more runs off the event loop
 DEFAULT_MEMO_BYTES = 64 * 1024 * 1024
-_ENTRY_BYTES = 300  # of a remembered segment, besides text and tokens
+_ENTRY_BYTES = 250  # of a remembered segment, besides its tokens
 
 _PROBES = (
     "",
@@ -35,36 +35,29 @@ _PROBES = (
 _NUM_BORDERS_TRIED = 32
 
 
-class Segment(NamedTuple):
-    """A text that is encoded by itself, with what the tokenizer adds to a prompt or without."""
-
-    text: str
-    with_special_tokens: bool
-
-
 class SegmentMemo:
-    """Packed tokens of segments, least recently used out first, within a number of bytes."""
+    """Packed tokens of segments by name, at most so many bytes, least recently used out first."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._tokens: OrderedDict[Segment, bytes] = OrderedDict()
+        self._tokens: OrderedDict[bytes, bytes] = OrderedDict()
         self.num_bytes = 0
 
-    def get(self, segment: Segment) -> bytes | None:
+    def get(self, name: bytes) -> bytes | None:
         """The segment's tokens, if they are remembered."""
-        tokens = self._tokens.get(segment)
+        tokens = self._tokens.get(name)
         if tokens is not None:
-            self._tokens.move_to_end(segment)
+            self._tokens.move_to_end(name)
         return tokens
 
-    def put(self, segment: Segment, tokens: bytes) -> None:
+    def put(self, name: bytes, tokens: bytes) -> None:
         """Remember; forget others if there is no room."""
-        if segment in self._tokens:
+        if name in self._tokens:
             return
-        self._tokens[segment] = tokens
-        self.num_bytes += _num_bytes(segment, tokens)
+        self._tokens[name] = tokens
+        self.num_bytes += len(tokens) + _ENTRY_BYTES
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= _num_bytes(*self._tokens.popitem(last=False))
+            self.num_bytes -= len(self._tokens.popitem(last=False)[1]) + _ENTRY_BYTES
 
 
 class PromptTokenizer:
@@ -78,6 +71,8 @@ class PromptTokenizer:
         self._executor = executor
         self.memo = SegmentMemo(max_bytes=max_memo_bytes)
         self._borders = find_borders(tokenizer)
+        self._turn_end = _turn_end(tokenizer, self._borders) if self._borders else None
+        self._special_tokens = pack_tokens(tokenizer.encode("", add_special_tokens=True))
 
     @property
     def cuts(self) -> bool:
@@ -86,32 +81,43 @@ class PromptTokenizer:
 
     async def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
         """The text's tokens; much new text is encoded in a thread."""
-        segments = self._cut(text, add_special_tokens=add_special_tokens)
-        found = {segment: self.memo.get(segment) for segment in segments}
-        new = [segment for segment, tokens in found.items() if tokens is None]
+        adds = add_special_tokens and not self.cuts  # else they are a prefix like any other
+        segments = self._cut(text)
+        names = [xxhash.xxh3_128_digest(segment, seed=adds) for segment in segments]
+        found = {name: self.memo.get(name) for name in names}
+        new = {name: s for name, s in zip(names, segments, strict=True) if found[name] is None}
         if new:
-            if sum(len(segment.text) for segment in new) <= MAX_CHARS_INLINE:
-                encoded = self._encode(new)
-            else:
-                loop = asyncio.get_running_loop()
-                encoded = await loop.run_in_executor(self._executor, self._encode, new)
-            for segment, tokens in zip(new, encoded, strict=True):
-                found[segment] = tokens
-                self.memo.put(segment, tokens)
-        return b"".join([found[segment] or b"" for segment in segments])
+            encoded = await self._encode(list(new.values()), add_special_tokens=adds)
+            for name, tokens in zip(new, encoded, strict=True):
+                found[name] = tokens
+                self.memo.put(name, tokens)
+        prefix = self._special_tokens if add_special_tokens and self.cuts else b""
+        return prefix + b"".join([found[name] or b"" for name in names])
 
-    def _cut(self, text: str, *, add_special_tokens: bool) -> list[Segment]:
-        if self._borders is None:
-            return [Segment(text, add_special_tokens)]
-        segments = [Segment(part, False) for part in self._borders.split(text) if part]
-        return [Segment("", True), *segments] if add_special_tokens else segments
+    def _cut(self, text: str) -> list[bytes]:
+        """The text's segments in UTF-8: whole turns if their end is known, else between borders."""
+        if self._borders is not None and self._turn_end is None:
+            parts = self._borders.split(text)
+            return [part.encode("utf-8", "surrogatepass") for part in parts if part]
+        data = text.encode("utf-8", "surrogatepass")
+        if self._turn_end is None:
+            return [data]
+        *turns, rest = data.split(self._turn_end)
+        segments = [turn + self._turn_end for turn in turns]
+        return [*segments, rest] if rest else segments
 
-    def _encode(self, segments: Sequence[Segment]) -> list[bytes]:
-        encode = self.tokenizer.encode
-        return [
-            pack_tokens(encode(segment.text, add_special_tokens=segment.with_special_tokens))
-            for segment in segments
-        ]
+    async def _encode(self, segments: Sequence[bytes], *, add_special_tokens: bool) -> list[bytes]:
+        texts = [segment.decode("utf-8", "surrogatepass") for segment in segments]
+
+        def encode() -> list[bytes]:
+            encode = self.tokenizer.encode
+            return [
+                pack_tokens(encode(text, add_special_tokens=add_special_tokens)) for text in texts
+            ]
+
+        if sum(map(len, texts)) <= MAX_CHARS_INLINE:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, encode)
 
 
 def find_borders(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -134,6 +140,22 @@ def find_borders(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     borders = re.compile("(" + "|".join(map(re.escape, contents)) + ")")
     tried = contents[:_NUM_BORDERS_TRIED]
     return borders if all(_cuts_well(tokenizer, borders, border) for border in tried) else None
+
+
+def _turn_end(tokenizer: Tokenizer, borders: re.Pattern[str]) -> bytes | None:
+    """The border that ends a turn in the chat template, if no other can share its characters.
+
+    It is among the tokens that end an answer. Cutting there alone makes far fewer segments.
+    """
+    added = tokenizer.backend.get_added_tokens_decoder()
+    contents = {token.content for token in added.values()}
+    for token_id in sorted(tokenizer.eos_token_ids & added.keys()):
+        content = added[token_id].content
+        is_border = borders.fullmatch(content) is not None
+        is_alone = not any(_overlap(content, other) for other in contents - {content})
+        if is_border and is_alone and content in (tokenizer.chat_template or ""):
+            return content.encode()
+    return None
 
 
 def _cuts_well(tokenizer: Tokenizer, borders: re.Pattern[str], border: str) -> bool:
@@ -159,7 +181,3 @@ def _overlap(one: str, other: str) -> bool:
         return True
     shorter = min(len(one), len(other))
     return any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(1, shorter))
-
-
-def _num_bytes(segment: Segment, tokens: bytes) -> int:
-    return sys.getsizeof(segment.text) + len(tokens) + _ENTRY_BYTES
