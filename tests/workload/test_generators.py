@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from itertools import islice, pairwise, takewhile
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from promises import GENERATORS, Make, keep_promises, told
@@ -38,6 +39,14 @@ def test_equal_names_in_one_workload_are_equal_segments(make: Make) -> None:
     for turn in islice(make(random.Random(4)), 200):
         for segment in turn.transcript.segments:
             assert segments.setdefault(segment.name, segment) == segment
+
+
+@pytest.mark.parametrize(
+    "settings", [CHAT, AGENTS, DOCUMENTS, PARALLEL_SAMPLES, Robots(), HotPrefix(), Demo()]
+)
+def test_settings_survive_a_file(settings: msgspec.Struct) -> None:
+    data = msgspec.json.encode(settings)
+    assert msgspec.json.decode(data, type=type(settings)) == settings
 
 
 def test_a_conversation_grows_by_answer_and_message_over_a_shared_system_prompt() -> None:
