@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from expediter.errors import ConfigError
 from expediter.scheduling.output import PromptChunk, StepWork
+from expediter.simulation.catalog import cost_names, named_cost
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.grid import grid_names, load_grid, packaged_grid
 from expediter.simulation.published import (
@@ -114,12 +115,7 @@ def test_beyond_its_contexts_a_grid_goes_on_as_attention_does() -> None:
 
 
 MODELS_WITH_NAMES: dict[str, CostModel] = {
-    "linear": LinearCost(),
-    **FITS,
-    **DISTSERVE,
-    **PREBLE_LLAMA,
-    "preble-mistral": PrebleMistral(),
-    **{name: packaged_grid(name) for name in grid_names()},
+    **{name: named_cost(name) for name in cost_names()},
     "roofline": Roofline(model=MODELS["llama3-70b"], gpu=GPUS["h100"], num_gpus=8),
 }
 
@@ -222,5 +218,6 @@ def test_a_file_that_is_no_grid_is_refused(tmp_path: Path) -> None:
         load_grid(path)
     with pytest.raises(ConfigError, match="No such file"):
         load_grid(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match="there are"):
-        packaged_grid("none")
+    for look_up in (packaged_grid, named_cost):
+        with pytest.raises(ConfigError, match="there are"):
+            look_up("none")
