@@ -102,8 +102,8 @@ def test_an_unknown_gguf_architecture_is_refused(tmp_path: Path) -> None:
 
 def test_a_context_longer_than_the_model_allows_is_a_config_error(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
-    with pytest.raises(ConfigError, match=r"max-model-len is 513; model allows up to 512"):
-        load(folder, max_model_len=513)
+    with pytest.raises(ConfigError, match=r"max-model-len is 601; model allows up to 600"):
+        load(folder, max_model_len=601)
 
 
 def test_a_cache_smaller_than_a_block_is_a_config_error(tmp_path: Path) -> None:

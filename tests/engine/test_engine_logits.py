@@ -54,7 +54,7 @@ async def logprobs_of(path: Path, dtype: str, prompt: list[int], chunk_size: int
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("num_tokens", "chunk_size"), [(1, 1), (150, 150), (201, 67)])
+@pytest.mark.parametrize(("num_tokens", "chunk_size"), [(1, 1), (150, 150), (201, 67), (560, 559)])
 async def test_float32_logits_equal_the_dense_reference(
     tmp_path: Path, variant: str, num_tokens: int, chunk_size: int
 ) -> None:

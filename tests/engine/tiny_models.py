@@ -37,7 +37,7 @@ class Tiny:
     output_bias: bool = False
     mlp_bias: bool = False
     theta: float = 10000.0
-    max_position: int = 512
+    max_position: int = 600
     extra: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -10,9 +10,11 @@ Queries come already scaled by 1/sqrt(head size).
 """
 
 import torch
+from torch.nn import functional
 
 from expediter.engine.batch import DecodeGroup, ForwardBatch, PrefillChunk
 
+FEW_SLOTS = 512  # up to here one fused call costs less than two products and a softmax
 TILE = 64  # queries; the scores of one tile then stay in a core's cache
 
 
@@ -30,6 +32,11 @@ def attend_decodes(query: torch.Tensor, pieces: torch.Tensor, group: DecodeGroup
     """One query token a request, each over its own context."""
     num_requests, num_kv_heads, num_shared, size = query.shape
     keys, values = _gather(pieces, group.pieces, (-1, group.num_slots, size))
+    if num_requests * group.num_slots <= FEW_SLOTS:
+        shape = (num_requests, num_kv_heads, group.num_slots, size)
+        return functional.scaled_dot_product_attention(
+            query, keys.view(shape), values.view(shape), attn_mask=group.mask[:, None], scale=1.0
+        )
     folded = query.reshape(-1, num_shared, size)
     scores = torch.bmm(folded, keys.transpose(1, 2))
     scores.view(num_requests, num_kv_heads * num_shared, -1).add_(group.mask)
