@@ -84,17 +84,20 @@ class HashPrefixCache:
         self, chain: Sequence[BlockHash], *, limit: int, start: int = 0
     ) -> list[KVCacheBlock]:
         """See `PrefixCache`."""
+        blocks = self._blocks
+        if start >= limit or chain[start] not in blocks:
+            return []
         end = self.match_length(chain, limit=limit, start=start)
-        return [self._blocks[name] for name in chain[start:end]]
+        return [blocks[name] for name in chain[start:end]]
 
     def insert(
         self, chain: Sequence[BlockHash], blocks: Sequence[KVCacheBlock], *, start: int
     ) -> None:
         """See `PrefixCache`."""
-        names = chain[start : start + len(blocks)]
-        for name, block in zip(names, blocks, strict=True):
+        cached = self._blocks
+        for name, block in zip(chain[start : start + len(blocks)], blocks, strict=True):
             block.block_hash = name
-        self._blocks.update(zip(names, blocks, strict=True))
+            cached[name] = block
         self.version += 1
 
     def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
