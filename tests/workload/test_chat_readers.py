@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from promises import keep_promises
 
@@ -185,6 +185,7 @@ VALUES = st.recursive(
 ITEMS = st.lists(st.dictionaries(st.text(), VALUES), max_size=5)
 
 
+@settings(max_examples=40, deadline=None)
 @given(ITEMS, st.sampled_from([None, 1]), st.booleans())
 def test_items_come_whole_wherever_the_file_is_cut(
     tmp_path_factory: pytest.TempPathFactory,

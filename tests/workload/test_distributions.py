@@ -71,7 +71,7 @@ def test_a_deck_asks_for_each_item_as_often_as_it_says_then_brings_new_ones() ->
 
 @pytest.mark.parametrize(("mean", "sd"), [(39, 64), (48, 8), (8.6, 2), (18, 8.6)])
 def test_a_deck_has_the_mean_and_deviation_of_its_requests_an_item(mean: float, sd: float) -> None:
-    counts = Deck(400, mean, sd)._times()
+    counts = Deck(400, mean, sd).times()
     assert statistics.fmean(counts) == pytest.approx(mean, rel=0.03)
     assert statistics.pstdev(counts) == pytest.approx(sd, rel=0.15)
 

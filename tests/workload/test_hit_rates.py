@@ -1,13 +1,13 @@
 """One pass for all sizes of cache, against a cache that is really there."""
 
 import random
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lru import LRU
 from promises import GENERATORS
 
 from expediter.workload.analysis import HitCurve, hit_curve, hit_rate
@@ -18,27 +18,6 @@ from expediter.workload.turn import Turn
 BLOCK_SIZE = 4
 PROMPTS = st.lists(st.builds(Segment, st.sampled_from("abcd"), st.integers(1, 9)), max_size=4)
 WORKLOADS = st.lists(PROMPTS.filter(bool), max_size=25)
-
-
-class LRU:
-    """Keeps the `size` blocks used last; a prompt's first block counts as used last."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()
-
-    def num_hits(self, names: Sequence[bytes]) -> int:
-        for number, name in enumerate(names):
-            if name not in self._blocks:
-                return number
-        return len(names)
-
-    def use(self, names: Sequence[bytes]) -> None:
-        for name in reversed(names):
-            self._blocks[name] = None
-            self._blocks.move_to_end(name)
-        while len(self._blocks) > self._size:
-            self._blocks.popitem(last=False)
 
 
 def as_turns(prompts: Sequence[Sequence[Segment]]) -> list[Turn]:

@@ -21,7 +21,7 @@ def decks(name: str, *, num_decks: int = 1, seed: int = 1) -> list[Turn]:
     settings = preble(name)
     deck = settings.levels[1].texts
     assert isinstance(deck, Deck)
-    num_turns = num_decks * sum(deck._times())
+    num_turns = num_decks * sum(deck.times())
     starts = poisson(10.0).times(random.Random(seed))
     return list(islice(settings.turns(starts, rng=random.Random(seed)), num_turns))
 

@@ -1,6 +1,7 @@
 """What is known of the public traces, from the readers and the one-pass analysis."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,11 @@ def test_mooncakes_conversations_are_as_published(traces: Path) -> None:
     assert sorted(lengths)[len(lengths) * 9 // 10] == pytest.approx(27_367, rel=0.002)
     assert max(lengths) == 126_195
     assert len({turn.prompt.segments[0].name for turn in turns}) == 1
+    uses = Counter(segment.name for turn in turns for segment in turn.prompt.segments)
+    assert sum(times == 1 for times in uses.values()) / len(uses) == pytest.approx(
+        0.758, abs=0.0005
+    )
+    assert max(Counter(turn.arrival_time for turn in turns).values()) == 28
 
 
 def test_mooncakes_conversations_hit_as_measured(traces: Path) -> None:

@@ -8,7 +8,9 @@ it more even or more bursty, whatever the rate does.
 import math
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from expediter.config import NotNegative, Seconds, Section
 from expediter.workload.distributions import AboveZero
@@ -51,7 +53,7 @@ class Ramp(Section, frozen=True, tag="ramp"):
     Two points at the same time make a step.
     """
 
-    points: tuple[tuple[NotNegative, NotNegative], ...]
+    points: Annotated[tuple[tuple[NotNegative, NotNegative], ...], msgspec.Meta(min_length=2)]
 
     def pieces(self, rng: random.Random) -> Iterator[Piece]:  # noqa: ARG002
         """The rate over time."""

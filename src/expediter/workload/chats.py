@@ -17,8 +17,8 @@ import msgspec
 from expediter.config import Positive
 from expediter.workload.distributions import Distribution, Lognormal
 from expediter.workload.json_array import json_items
-from expediter.workload.rows import Count, json_lines
-from expediter.workload.transcript import Role, Segment, TranscriptTree
+from expediter.workload.rows import json_lines
+from expediter.workload.transcript import CountTokens, Role, Segment, TranscriptTree
 from expediter.workload.turn import Turn
 
 _ROLES: dict[str, Role] = {
@@ -74,7 +74,7 @@ def read_sharegpt(
     path: Path,
     *,
     starts: Iterable[float],
-    count: Count,
+    count: CountTokens,
     rng: random.Random,
     pause: Distribution = PAUSE,
     label: str = "sharegpt",
@@ -108,7 +108,7 @@ def read_openai(
     path: Path,
     *,
     starts: Iterable[float],
-    count: Count,
+    count: CountTokens,
     num_output_tokens: int = 256,
     label: str = "openai",
 ) -> Iterator[Turn]:
@@ -138,7 +138,7 @@ def _role(name: str) -> Role:
         raise ValueError(f"nobody is called {name!r}; known are {', '.join(_ROLES)}") from None
 
 
-def _segment(role: Role, text: str, *, count: Count) -> Segment:
+def _segment(role: Role, text: str, *, count: CountTokens) -> Segment:
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return Segment(f"{role}:{digest}", count(text), role, text)
 
@@ -154,7 +154,7 @@ def _answers(said: list[Segment]) -> Iterator[tuple[list[Segment], Segment]]:
         before.append(segment)
 
 
-def _body_segments(body: _Body, *, count: Count) -> list[Segment]:
+def _body_segments(body: _Body, *, count: CountTokens) -> list[Segment]:
     """The segments that have tokens; the tools' schemas come first, as templates put them."""
     segments = []
     if body.tools:

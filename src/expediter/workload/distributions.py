@@ -118,15 +118,15 @@ class Deck(Section, frozen=True, tag="deck"):
 
     def draws(self, rng: random.Random) -> Iterator[int]:
         """Items without end; item numbers grow from deck to deck."""
-        deck = [item for item, times in enumerate(self._times()) for _ in range(times)]
+        deck = [item for item, times in enumerate(self.times()) for _ in range(times)]
         first = 0
         while True:
             rng.shuffle(deck)
             yield from (first + item for item in deck)
             first += self.num_items
 
-    def _times(self) -> list[int]:
-        """How often each is asked for: even steps through a lognormal distribution."""
+    def times(self) -> list[int]:
+        """How often each item of a deck is asked for: even steps through a lognormal shape."""
         shape = Lognormal(self.mean, self.sd)
         raw = [shape.quantile((i + 0.5) / self.num_items) for i in range(self.num_items)]
         scale = self.mean * self.num_items / sum(raw)

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from expediter.workload.rows import Count
-from expediter.workload.transcript import Segment, Transcript
+from expediter.workload.transcript import CountTokens, Segment, Transcript
 from expediter.workload.words import WORDS
 
 _SAMPLE_WORDS = 2000
@@ -21,7 +20,7 @@ _BETWEEN = "\n\n"
 class Prose:
     """Writes texts of about the number of tokens asked for, as `count` counts them."""
 
-    def __init__(self, count: Count, *, seed: int = 0, max_remembered: int = 4096) -> None:
+    def __init__(self, count: CountTokens, *, seed: int = 0, max_remembered: int = 4096) -> None:
         self._seed = seed
         sample = self._write("a sample to measure", _SAMPLE_WORDS)
         self._words_per_token = _SAMPLE_WORDS / count(sample)

@@ -1,7 +1,7 @@
 """Rows of a file, read one at a time, each with the place to name when it is wrong."""
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,3 @@ class InOrder:
             raise ValueError(f"arrives {self._last - since:g} s before the row above it")
         self._last = since
         return since
-
-
-Count = Callable[[str], int]
-"""How many tokens a text has."""

@@ -44,7 +44,7 @@ class SharedPrefix(Section, frozen=True, kw_only=True, tag="shared-prefix"):
         prefixes = self._prefixes(rng)
         for number, (start, prefix) in enumerate(zip(starts, prefixes, strict=False)):
             name = f"{self.name}/{number}"
-            length = num_tokens(self.question_tokens, rng, at_least=0)
+            length = num_tokens(self.question_tokens, rng, at_least=0 if prefix.num_tokens else 1)
             prompt = prefix.then(f"{name}/question", length)
             for sample in range(self.num_samples):
                 answer = num_tokens(self.answer_tokens, rng)

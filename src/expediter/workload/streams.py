@@ -126,7 +126,8 @@ def _due(waiting: _Waiting, *, before: float) -> Iterator[Turn]:
 
 
 def _push(waiting: _Waiting, number: int, stream: Iterator[Turn]) -> None:
-    for turn in islice(stream, 1):
+    turn = next(stream, None)
+    if turn is not None:
         heappush(waiting, (turn.arrival_time, number, turn, stream))
 
 

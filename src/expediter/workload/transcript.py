@@ -9,7 +9,7 @@ the block ends, and the place of its end. Two transcripts have a name in common 
 tokens up to there are the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -18,6 +18,8 @@ from typing import Literal
 import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
+CountTokens = Callable[[str], int]
+"""How many tokens a text has."""
 
 NAME_BYTES = 32
 _PLACE_BYTES = 4
@@ -61,12 +63,16 @@ class Transcript:
     def then(
         self, name: str, num_tokens: int, *, role: Role = "user", text: str | None = None
     ) -> "Transcript":
+        """This and one more segment; see `plus`."""
+        return self.plus(Segment(name, num_tokens, role, text))
+
+    def plus(self, segment: Segment) -> "Transcript":
         """This and one more segment; itself if that has no tokens."""
-        if num_tokens == 0:
+        if segment.num_tokens > 0:
+            return Transcript(segment, before=self)
+        if segment.num_tokens == 0:
             return self
-        if num_tokens < 0:
-            raise ValueError(f"segment {name!r} has {num_tokens} tokens")
-        return Transcript(Segment(name, num_tokens, role, text), before=self)
+        raise ValueError(f"segment {segment.name!r} has {segment.num_tokens} tokens")
 
     @property
     def segments(self) -> list[Segment]:
@@ -135,9 +141,7 @@ class TranscriptTree:
             key = node, segment
             known = self._nodes.get(key)
             if known is None:
-                known = node.then(
-                    segment.name, segment.num_tokens, role=segment.role, text=segment.text
-                )
+                known = node.plus(segment)
                 if len(self._nodes) >= self._max_segments:
                     self._nodes.clear()
                 self._nodes[key] = known
