@@ -13,8 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
+Step = Callable[[list[list[int]], int, int], list[list[int]]]
 Trial = Callable[[list[list[int]], int], tuple[float, float]]
 KV_BYTES = 256 * 1024 * 1024
 MAX_TOKENS_PER_STEP = 2048
@@ -56,36 +58,37 @@ def expediter(model: str) -> Trial:
     loop = asyncio.new_event_loop()
 
     def step(prompts: list[list[int]], num_computed: int, num_blocks: int) -> list[list[int]]:
+        names = [RequestId(str(number)) for number in range(len(prompts))]
         chunks = [
             ScheduledChunk(
-                request_id=RequestId(str(i)),
+                request_id=name,
                 token_ids=prompt[num_computed:],
                 num_new_tokens=len(prompt) - num_computed,
                 num_computed_tokens=num_computed,
-                block_ids=range(i * num_blocks, (i + 1) * num_blocks),
+                block_ids=range(number * num_blocks, (number + 1) * num_blocks),
                 samples=True,
                 sampling=sampling,
             )
-            for i, prompt in enumerate(prompts)
+            for number, (name, prompt) in enumerate(zip(names, prompts, strict=True))
         ]
         total = sum(chunk.num_new_tokens for chunk in chunks)
         output = SchedulerOutput(chunks=chunks, num_new_tokens=total)
         tokens = loop.run_until_complete(executor.execute(output)).tokens
-        return [
-            [*prompt, tokens[RequestId(str(i))][0].token_id] for i, prompt in enumerate(prompts)
-        ]
+        return [[*p, tokens[name][0].token_id] for name, p in zip(names, prompts, strict=True)]
 
-    def trial(prompts: list[list[int]], num_tokens: int) -> tuple[float, float]:
-        length = len(prompts[0])
-        num_blocks = (length + num_tokens) // 16 + 1
-        start = time.perf_counter()
-        prompts = step(prompts, 0, num_blocks)
-        first = time.perf_counter()
-        for i in range(num_tokens - 1):
-            prompts = step(prompts, length + i, num_blocks)
-        return first - start, time.perf_counter() - first
+    return partial(_timed, step)
 
-    return trial
+
+def _timed(step: Step, prompts: list[list[int]], num_tokens: int) -> tuple[float, float]:
+    """Seconds to the first token of all prompts, and for the other tokens."""
+    length = len(prompts[0])
+    num_blocks = (length + num_tokens) // 16 + 1
+    start = time.perf_counter()
+    prompts = step(prompts, 0, num_blocks)
+    first = time.perf_counter()
+    for number in range(num_tokens - 1):
+        prompts = step(prompts, length + number, num_blocks)
+    return first - start, time.perf_counter() - first
 
 
 def transformers(model: str) -> Trial:

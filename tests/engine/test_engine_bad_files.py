@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Tiny, load, write_folder, write_gguf
+from driving import load
+from tiny_models import Tiny, write_folder, write_gguf
 
 from expediter.config import EngineConfig, KVCacheConfig
 from expediter.engine.executor import load_executor

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BLOCK_SIZE, NUM_BLOCKS, Driven, Tiny, blocks_for, load, run, write_folder
+from driving import BLOCK_SIZE, NUM_BLOCKS, Driven, blocks_for, load, run
+from tiny_models import Tiny, write_folder
 
 from expediter.config import EngineConfig, KVCacheConfig
 from expediter.engine.executor import fastest_dtype, load_executor

@@ -8,18 +8,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from driving import Driven, blocks_for, load, run
 from gguf import GGMLQuantizationType as Kind
-from tiny_models import (
-    Driven,
-    Tiny,
-    blocks_for,
-    load,
-    quantized,
-    reference_logits,
-    run,
-    write_folder,
-    write_gguf,
-)
+from tiny_models import Tiny, quantized, reference_logits, write_folder, write_gguf
 
 from expediter.engine.architecture import RopeConfig
 from expediter.engine.checkpoint import GGUFCheckpoint, SafetensorsCheckpoint

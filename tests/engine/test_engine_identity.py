@@ -6,19 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from driving import BLOCK_SIZE, NUM_BLOCKS, Driven, load, run, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import (
-    BLOCK_SIZE,
-    NUM_BLOCKS,
-    Driven,
-    Tiny,
-    load,
-    reference_logits,
-    run,
-    step,
-    write_folder,
-)
+from tiny_models import Tiny, reference_logits, write_folder
 
 from expediter.engine.executor import TorchExecutor
 

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import (
-    NUM_BLOCKS,
-    Driven,
-    Tiny,
-    blocks_for,
-    load,
-    reference_logits,
-    run,
-    write_folder,
-)
+from driving import NUM_BLOCKS, Driven, blocks_for, load, run
+from tiny_models import Tiny, reference_logits, write_folder
 
 VARIANTS = {
     "grouped heads, tied": Tiny(),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_models import BLOCK_SIZE, Driven, blocks_for, load, run
+from driving import BLOCK_SIZE, Driven, blocks_for, load, run
 
 from expediter.config import cache_dir, environment
 from expediter.engine.default_model import MEMBER

@@ -1,4 +1,4 @@
-"""Small random models, files that hold them, a plain reference, and a driver for executors."""
+"""Small random models, files that hold them, and a plain reference."""
 
 import json
 import math
@@ -10,14 +10,6 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import save_file
-
-from expediter.config import EngineConfig, KVCacheConfig
-from expediter.engine.executor import TorchExecutor, load_executor
-from expediter.request import RequestId, SampledToken, SamplingParams
-from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +42,6 @@ class Tiny:
         def gain() -> torch.Tensor:
             return 1 + 0.3 * torch.randn(self.hidden_size, generator=random)
 
-        shapes = {
-            "self_attn.q_proj": (self.num_heads * self.head_size, self.hidden_size, self.qkv_bias),
-            "self_attn.k_proj": (
-                self.num_kv_heads * self.head_size,
-                self.hidden_size,
-                self.qkv_bias,
-            ),
-            "self_attn.v_proj": (
-                self.num_kv_heads * self.head_size,
-                self.hidden_size,
-                self.qkv_bias,
-            ),
-            "self_attn.o_proj": (
-                self.hidden_size,
-                self.num_heads * self.head_size,
-                self.output_bias,
-            ),
-            "mlp.gate_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
-            "mlp.up_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
-            "mlp.down_proj": (self.hidden_size, self.intermediate_size, self.mlp_bias),
-        }
         found = {
             "model.embed_tokens.weight": 4 * matrix(self.vocab_size, self.hidden_size),
             "model.norm.weight": gain(),
@@ -81,11 +52,25 @@ class Tiny:
             prefix = f"model.layers.{layer}"
             found[f"{prefix}.input_layernorm.weight"] = gain()
             found[f"{prefix}.post_attention_layernorm.weight"] = gain()
-            for name, (rows, columns, has_bias) in shapes.items():
+            for name, (rows, columns, has_bias) in self._linears().items():
                 found[f"{prefix}.{name}.weight"] = matrix(rows, columns)
                 if has_bias:
                     found[f"{prefix}.{name}.bias"] = matrix(rows)
         return found
+
+    def _linears(self) -> dict[str, tuple[int, int, bool]]:
+        """A layer's matrices: rows, columns, and whether a bias goes with them."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = (n * self.head_size for n in (self.num_heads, self.num_kv_heads))
+        return {
+            "self_attn.q_proj": (queries, hidden, self.qkv_bias),
+            "self_attn.k_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.v_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.o_proj": (hidden, queries, self.output_bias),
+            "mlp.gate_proj": (inner, hidden, self.mlp_bias),
+            "mlp.up_proj": (inner, hidden, self.mlp_bias),
+            "mlp.down_proj": (hidden, inner, self.mlp_bias),
+        }
 
     def hf_config(self) -> dict[str, Any]:
         """config.json's content."""
@@ -240,74 +225,6 @@ def reference_logits(
         x = x + linear(f"{at}.mlp.down_proj", gate * linear(f"{at}.mlp.up_proj", y))
     head = tensors["model.embed_tokens.weight" if tiny.tied else "lm_head.weight"]
     return norm("model.norm", x) @ head.T
-
-
-def load(path: Path, *, dtype: Any = "float32", **settings: Any) -> TorchExecutor:
-    """An executor over few small blocks; one thread, so that busy cores cannot stall it."""
-    return load_executor(
-        EngineConfig(model=str(path), dtype=dtype, device="cpu", num_threads=1, **settings),
-        KVCacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
-    )
-
-
-@dataclass(kw_only=True)
-class Driven:
-    """A request as a test drives it: `chunk_size` at most a step, blocks fixed beforehand."""
-
-    name: str
-    token_ids: list[int]
-    block_ids: list[int]
-    num_output_tokens: int
-    chunk_size: int = 10_000
-    num_computed: int = 0
-    num_logprobs: int | None = None
-    outputs: list[SampledToken] = field(default_factory=list)
-
-    @property
-    def output_ids(self) -> list[int]:
-        return [token.token_id for token in self.outputs]
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.outputs) >= self.num_output_tokens
-
-    def chunk(self) -> ScheduledChunk:
-        stop = min(len(self.token_ids), self.num_computed + self.chunk_size)
-        return ScheduledChunk(
-            request_id=RequestId(self.name),
-            token_ids=self.token_ids[self.num_computed : stop],
-            num_new_tokens=stop - self.num_computed,
-            num_computed_tokens=self.num_computed,
-            block_ids=self.block_ids,
-            samples=stop == len(self.token_ids),
-            sampling=SamplingParams(
-                temperature=0, max_tokens=self.num_output_tokens, num_logprobs=self.num_logprobs
-            ),
-            output_token_ids=self.output_ids,
-        )
-
-
-async def step(executor: TorchExecutor, sequences: Sequence[Driven]) -> None:
-    """One step of all that are not done."""
-    chunks = [sequence.chunk() for sequence in sequences]
-    total = sum(chunk.num_new_tokens for chunk in chunks)
-    result = await executor.execute(SchedulerOutput(chunks=chunks, num_new_tokens=total))
-    for sequence, chunk in zip(sequences, chunks, strict=True):
-        sequence.num_computed += chunk.num_new_tokens
-        for token in result.tokens.get(chunk.request_id, ()):
-            sequence.outputs.append(token)
-            sequence.token_ids = [*sequence.token_ids, token.token_id]
-
-
-async def run(executor: TorchExecutor, sequences: Sequence[Driven]) -> None:
-    """Steps until all are done."""
-    while active := [sequence for sequence in sequences if not sequence.is_done]:
-        await step(executor, active)
-
-
-def blocks_for(num_tokens: int, *, start: int = 0) -> list[int]:
-    """Consecutive blocks that hold `num_tokens`."""
-    return list(range(start, start + -(-num_tokens // BLOCK_SIZE)))
 
 
 def quantized(tensors: dict[str, torch.Tensor], kind: Any) -> dict[str, torch.Tensor]:
