@@ -52,6 +52,11 @@ class Replica:
         self._entries.move_to_end(key)
 
 
+def next_history(history: int) -> int:
+    """A visit later."""
+    return history + TURN_TOKENS if history + TURN_TOKENS <= MAX_HISTORY else TURN_TOKENS
+
+
 def _system(conversation: int) -> int:
     return -1 - conversation % 4
 
@@ -78,8 +83,7 @@ def simulate(place: Place, setting: Setting, *, seed: int) -> tuple[float, float
         if len(recent) > LOAD_WINDOW:
             oldest, left = recent.popleft()
             loads[oldest] -= left
-        grown = history + TURN_TOKENS
-        histories[conversation] = grown if grown <= MAX_HISTORY else TURN_TOKENS
+        histories[conversation] = next_history(history)
         if i >= WARM_UP:
             num_hit += matches[chosen]
             num_all += num_tokens

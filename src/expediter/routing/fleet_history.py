@@ -103,12 +103,13 @@ class FleetHistory:
         num_blocks = -(-num_tokens // self.block_size) - cache.num_free
         if num_blocks <= 0 or not num_requests:
             return 0.0
-        seconds = 0.0
-        for share, num_taken in cache.victims(num_blocks, keep=keep):
-            if share.num_requests:
-                lost = self.cost.prefill_seconds(num_taken * self.block_size)
-                seconds += lost * share.num_requests / num_requests
-        return seconds
+        prefill_seconds, block_size = self.cost.prefill_seconds, self.block_size
+        lost = sum(
+            prefill_seconds(num_taken * block_size) * share.num_requests
+            for share, num_taken in cache.victims(num_blocks, keep=keep)
+            if share.num_requests
+        )
+        return lost / num_requests
 
     def first_token(self, request_id: str, now: float) -> None:
         """The prompt is computed. What it took beyond PT was waiting."""

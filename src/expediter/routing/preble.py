@@ -21,7 +21,7 @@ yet counts as cached where it was sent, so requests that come together stay toge
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from expediter.clock import Clock
 from expediter.load import WorkerId
@@ -53,15 +53,34 @@ IMBALR = 0.7
 class _Case:
     """One request with all that its choice depends on. Costs are seconds by worker."""
 
+    history: FleetHistory
     keys: list[BlockKey]
     match: Match
+    num_tokens: int
     cached: dict[WorkerId, int]  # tokens
     loads: dict[WorkerId, float]  # L
-    extra: dict[WorkerId, float]  # M + P
+    prefill: dict[WorkerId, float]  # P
+    evicting: dict[WorkerId, float] = field(default_factory=dict)  # M, once asked for
     workers: dict[WorkerId, WorkerView]
 
+    def extra(self, worker_id: WorkerId) -> float:
+        """M + P: what the request itself costs there. M takes a walk, so only on demand."""
+        if worker_id not in self.evicting:
+            self.evicting[worker_id] = self.history.eviction_seconds(
+                worker_id, self.num_tokens - self.cached[worker_id], keep=self.match.path
+            )
+        return self.evicting[worker_id] + self.prefill[worker_id]
+
     def cost(self, worker_id: WorkerId) -> float:
-        return self.loads[worker_id] + self.extra[worker_id]
+        """L + M + P."""
+        return self.loads[worker_id] + self.extra(worker_id)
+
+    def scores(self) -> dict[WorkerId, float]:
+        """Negative costs as far as they are known."""
+        return {
+            worker_id: -(load + self.prefill[worker_id] + self.evicting.get(worker_id, 0.0))
+            for worker_id, load in self.loads.items()
+        }
 
 
 class PrebleE2:
@@ -86,12 +105,15 @@ class PrebleE2:
         self._turns = Turns()
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:
-        """Reasons: exploit, split, replicate, rebalance; explore, balance. Scores: -(L + M + P)."""
+        """Reasons: exploit, split, replicate, rebalance; explore, balance.
+
+        Scores are -(L + M + P), without M for workers that an exploiting request passes over.
+        """
         now = self._clock()
         self._history.expire(now)
         case = self._case(request, view)
-        cached, num_tokens = max(case.cached.values()), request.num_tokens
-        exploits = num_tokens - cached < cached
+        cached = max(case.cached.values())
+        exploits = case.num_tokens - cached < cached
         worker, reason = self._exploit(case, cached) if exploits else self._explore(case)
         self._turns.take(worker.worker_id)
         self._history.place(
@@ -99,7 +121,7 @@ class PrebleE2:
                 request_id=request.request_id,
                 worker_id=worker.worker_id,
                 placed_at=now,
-                num_tokens=num_tokens,
+                num_tokens=case.num_tokens,
                 cached_tokens=case.cached[worker.worker_id],
             ),
             case.keys,
@@ -109,7 +131,7 @@ class PrebleE2:
             worker_id=worker.worker_id,
             matched_tokens=view.matched_tokens(worker.worker_id),
             reason=reason,
-            scores={worker_id: -case.cost(worker_id) for worker_id in case.workers},
+            scores=case.scores(),
         )
 
     def observe(self, feedback: Feedback) -> None:
@@ -134,19 +156,22 @@ class PrebleE2:
         keys = history.keys(request.prompt)
         match = history.forest.match(keys)
         workers = {worker.worker_id: worker for worker in view.workers}
-        cached = history.pending_tokens(match, workers)
-        in_use, num_tokens = set(match.path), request.num_tokens
-        loads, extra = {}, {}
+        cached, num_tokens = history.pending_tokens(match, workers), request.num_tokens
+        loads, prefill = {}, {}
         for worker_id in workers:
             known = max(cached[worker_id], view.matched_tokens(worker_id))
             cached[worker_id] = known = min(known, num_tokens)
-            missed = num_tokens - known
             loads[worker_id] = history.window.load(worker_id)
-            extra[worker_id] = history.eviction_seconds(
-                worker_id, missed, keep=in_use
-            ) + self._cost.prefill_seconds(missed, known)
+            prefill[worker_id] = self._cost.prefill_seconds(num_tokens - known, known)
         return _Case(
-            keys=keys, match=match, cached=cached, loads=loads, extra=extra, workers=workers
+            history=history,
+            keys=keys,
+            match=match,
+            num_tokens=num_tokens,
+            cached=cached,
+            loads=loads,
+            prefill=prefill,
+            workers=workers,
         )
 
     def _explore(self, case: _Case) -> tuple[WorkerView, str]:
@@ -167,7 +192,7 @@ class PrebleE2:
         worker, reason = (
             (self._cheapest(case, owners), "exploit") if home is None else (home, "split")
         )
-        lightest = case.workers[min(case.loads, key=lambda w: (case.loads[w], case.extra[w]))]
+        lightest = case.workers[min(case.loads, key=lambda w: (case.loads[w], case.prefill[w]))]
         if is_heavy(
             case.loads[worker.worker_id],
             case.loads[lightest.worker_id],
@@ -202,7 +227,8 @@ class PrebleE2:
         return other if self._moving_pays(case, worker, other) else None
 
     def _moving_pays(self, case: _Case, worker: WorkerView, other: WorkerView) -> bool:
-        return moving_pays(worker, other, extra=case.extra, cost=self._cost)
+        added = case.extra(other.worker_id) - case.extra(worker.worker_id)
+        return moving_pays(worker, other, added_seconds=added, cost=self._cost)
 
     def _cheapest(self, case: _Case, among: Iterable[WorkerId]) -> WorkerView:
         """The least load cost, then the least in flight, then whose turn was longest ago."""

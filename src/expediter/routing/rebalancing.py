@@ -9,9 +9,6 @@ condition comes with it here, as in `cache_aware.py`: the request would wait now
 worker, for more than the other must compute anew.
 """
 
-from collections.abc import Mapping
-
-from expediter.load import WorkerId
 from expediter.routing.gpu_cost import GpuCost
 from expediter.routing.view import WorkerView
 
@@ -24,12 +21,11 @@ def is_heavy(load: float, least: float, *, threshold: float) -> bool:
 
 
 def moving_pays(
-    worker: WorkerView, other: WorkerView, *, extra: Mapping[WorkerId, float], cost: GpuCost
+    worker: WorkerView, other: WorkerView, *, added_seconds: float, cost: GpuCost
 ) -> bool:
     """Whether the request waits longer behind the worker's outstanding work than it costs to move.
 
-    `extra` is the request's own cost on each worker, in seconds.
+    `added_seconds` is how much more the request itself costs on the other worker.
     """
     num_ahead = worker.load_tokens - other.load_tokens
-    waiting = cost.prefill_seconds(int(num_ahead))
-    return waiting > extra[other.worker_id] - extra[worker.worker_id] and num_ahead > 0
+    return num_ahead > 0 and cost.prefill_seconds(int(num_ahead)) > added_seconds

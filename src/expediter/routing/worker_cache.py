@@ -48,18 +48,20 @@ class WorkerCache:
         if self.num_blocks > self.capacity:
             self.evict(self.num_blocks - self.capacity)
 
-    def victims(self, num_blocks: int, *, keep: Collection[Node]) -> Iterator[tuple[Share, int]]:
+    def victims(self, num_blocks: int, *, keep: Collection[Node]) -> list[tuple[Share, int]]:
         """What would go to make room for `num_blocks`: shares, and how many blocks of each.
 
         `keep` is in use by whoever needs the room. The last is taken only as far as needed.
         """
-        for share in self:
-            if num_blocks <= 0:
-                return
+        found = []
+        share = self._end.newer
+        while num_blocks > 0 and share is not None and share is not self._end:
             if share.node not in keep:
                 num_taken = min(share.num_cached, num_blocks)
                 num_blocks -= num_taken
-                yield share, num_taken
+                found.append((share, num_taken))
+            share = share.newer
+        return found
 
     def evict(self, num_blocks: int) -> None:
         """Drop this many blocks, or all, longest unused first."""
