@@ -60,7 +60,9 @@ class Dispatcher:
         tried: set[WorkerId] = set()
         failure: WorkerLost | None = None
         while True:
-            candidates = [m for m in self._candidates(request) if m.worker_id not in tried]
+            candidates = self._candidates(request)
+            if tried:
+                candidates = [m for m in candidates if m.worker_id not in tried]
             if not candidates:
                 self.log.num_unplaced += 1
                 raise failure or WorkerUnavailable("no worker is ready")

@@ -18,25 +18,31 @@ MAX_HEAD_BYTES = 256 * 1024
 class HttpExchange:
     """Reads one answer; the connection feeds it and asks whether it is over."""
 
+    _buffer = b""
+    _head: ResponseHead | None = None
+    _body: Body | None = None
+    _end: asyncio.Future[None] | None = None
+    _error: ClusterError | None = None
+    has_received = False
+    has_started = False
+    is_over = False
+    is_paused = False
+    keeps_connection = False
+
     def __init__(
-        self, transport: asyncio.Transport, sink: ResponseSink, *, is_head_request: bool
+        self,
+        transport: asyncio.Transport,
+        sink: ResponseSink,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        is_head_request: bool,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._transport = transport
         self._sink = sink
         self._is_head_request = is_head_request
-        self._buffer = b""
-        self._head: ResponseHead | None = None
-        self._body: Body | None = None
-        self._first_byte: asyncio.Future[None] = self._loop.create_future()
-        self._end: asyncio.Future[None] | None = None
-        self._error: ClusterError | None = None
-        self.last_activity = self._loop.time()
-        self.has_received = False
-        self.has_started = False
-        self.is_over = False
-        self.is_paused = False
-        self.keeps_connection = False
+        self._first_byte: asyncio.Future[None] = loop.create_future()
+        self.last_activity = loop.time()
 
     @property
     def status(self) -> int:

@@ -47,10 +47,11 @@ class RequestHandler:
 
     async def __call__(self, request: HttpRequest, connection: ClientConnection) -> None:
         """Serve one request; a cancelled call has given up at the worker too."""
+        path = request.path
         reply = self._endpoints.reply(request)
         if reply is not None:
             _write(reply, request, connection)
-        elif request.path.startswith(b"/v1/") or request.path in FORWARDED_PATHS:
+        elif path.startswith(b"/v1/") or path in FORWARDED_PATHS:
             await self._forward(request, connection)
         else:
             _write(error_reply(404, "there is nothing at this path"), request, connection)

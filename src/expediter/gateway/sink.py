@@ -23,21 +23,22 @@ _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 class ClientSink:
     """One answer on its way to one client; see ResponseSink."""
 
+    _decision: Decision | None = None
+    _inflow: Inflow | None = None
+    _wraps = False  # the gateway makes chunks of a body that came without framing
+    _is_chunked = False
+    _ends_by_close = False
+    _is_event_stream = False
+    _before_last = _last = b""
+    _head = b""  # goes out with the first piece of the body
+    has_started = False
+
     def __init__(
         self, connection: ClientConnection, request: HttpRequest, *, request_id: bytes
     ) -> None:
         self._connection = connection
         self._request = request
         self._request_id = request_id
-        self._decision: Decision | None = None
-        self._inflow: Inflow | None = None
-        self._wraps = False  # the gateway makes chunks of a body that came without framing
-        self._is_chunked = False
-        self._ends_by_close = False
-        self._is_event_stream = False
-        self._before_last = self._last = b""
-        self._head = b""  # goes out with the first piece of the body
-        self.has_started = False
 
     def placed(self, decision: Decision) -> None:
         """Remember whom to name in the headers."""

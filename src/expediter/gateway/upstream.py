@@ -136,6 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, worker: HttpWorker) -> None:
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.exchange: HttpExchange | None = None
 
@@ -148,7 +149,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request; the answer goes to the sink."""
         assert self._transport is not None
         self.exchange = HttpExchange(
-            self._transport, sink, is_head_request=request.method == b"HEAD"
+            self._transport,
+            sink,
+            loop=self._loop,
+            is_head_request=request.method == b"HEAD",
         )
         if request.body:
             self._transport.writelines((head, request.body))

@@ -37,12 +37,18 @@ class CacheAware:
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """Reasons: longest-match, no-match, or overloaded when the guard kept a longer match."""
-        scores = {w.worker_id: self._score(w, view) for w in view.workers}
+        load_weight, matched = self._load_weight, view.matched
+        scores = {
+            w.worker_id: matched.get(w.worker_id, 0) - load_weight * w.load_tokens
+            for w in view.workers
+        }
         eligible = self._eligible(view)
         best = max(scores[w.worker_id] for w in eligible)
         equals = [w for w in eligible if scores[w.worker_id] == best]
-        least = min(w.load_tokens for w in equals)
-        worker = self._turns.waited_longest(w for w in equals if w.load_tokens == least)
+        if len(equals) > 1:
+            least = min(w.load_tokens for w in equals)
+            equals = [w for w in equals if w.load_tokens == least]
+        worker = self._turns.waited_longest(equals)
         self._turns.take(worker.worker_id)
         return Choice(
             worker_id=worker.worker_id,
@@ -50,9 +56,6 @@ class CacheAware:
             reason=_reason(worker.worker_id, view, scores),
             scores=scores,
         )
-
-    def _score(self, worker: WorkerView, view: ClusterView) -> float:
-        return view.matched_tokens(worker.worker_id) - self._load_weight * worker.load_tokens
 
     def _eligible(self, view: ClusterView) -> list[WorkerView]:
         """The workers that are not overloaded; the least loaded always is one of them."""

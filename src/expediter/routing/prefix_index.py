@@ -137,6 +137,8 @@ class PrefixIndex:
         """
         matched: dict[WorkerId, int] = {}
         for block_size, table in self._tables.items():
+            if not (table.held or table.assumed):
+                continue
             keys = prompt.keys(block_size, chain=self._chain)
             num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // block_size)
             for mask, num_blocks in _longest(table, keys, num_usable):
