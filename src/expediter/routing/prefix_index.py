@@ -17,7 +17,7 @@ from typing import cast
 from expediter.clock import Clock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from expediter.load import WorkerId
-from expediter.routing.assumed import AssumedBlocks
+from expediter.routing.assumed import RECENT_SHARE, AssumedBlocks
 from expediter.routing.chain_memo import ChainMemo
 from expediter.routing.prompt import (
     BlockKey,
@@ -30,8 +30,6 @@ from expediter.routing.prompt import (
 
 MAX_BISECTED = 32
 """Different match lengths found by bisection; where there are more, going key by key is faster."""
-
-REFRESH_SLACK = 1 / 8  # of its lifetime that an assumption may fall short by
 
 _Holders = dict[BlockKey, int]
 
@@ -122,7 +120,7 @@ class PrefixIndex:
         worker.assumed.expire(now)
         keys = prompt.keys(worker.block_size, chain=self._chain)
         if keys and not worker.table.held.get(keys[-1], 0) & worker.bit:
-            worker.assumed.put(keys, expires_at=now + seconds, slack=seconds * REFRESH_SLACK)
+            worker.assumed.put(keys, expires_at=now + seconds, slack=seconds / RECENT_SHARE)
 
     def expire(self) -> None:
         """Drop assumptions that are too old."""
