@@ -33,6 +33,7 @@ from gateway_contenders import (
 Outcome = dict[str, Any]
 Figures = dict[str, float]
 NUM_STREAMS = 200
+NUM_TOKENS = 64
 PACED_US = 20_000
 FLOODED_US = 1_000
 
@@ -57,6 +58,7 @@ RIVALS = {
     "expediter cache-aware, tokens": ("sglang cache-aware", "vllm cache-aware"),
 }
 RATES = ("2k_rps", "100k_rps", "chunks_s")
+COSTS = ("2k_cpu_us", "100k_cpu_us", "cpu_100k_chunks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Load:
     arguments: tuple[str, ...]
     body: str
     read: Callable[[Outcome, float], Figures]  # the report, and the seconds it covers
+    min_seconds: float = 0.0
 
 
 def loads(*, only: frozenset[str]) -> list[Load]:
@@ -95,6 +98,7 @@ def loads(*, only: frozenset[str]) -> list[Load]:
             arguments=streams,
             body=conversation(2048, 1200, stream_us=PACED_US),
             read=_paced,
+            min_seconds=NUM_TOKENS * PACED_US / 1e6 + 0.3,  # every stream begins again once
         ),
     ]
     return [load for load in every if not only or load.name in only]
@@ -145,13 +149,14 @@ class Bench:
         body.write_text(load.body)
         command = ["taskset", "-c", str(LOAD_CORE), str(self._generator), *load.arguments]
         command += ["-p", str(contender.port), "-b", str(body)]
-        command += ["-d", str(self._seconds), "-w", str(self._warm)]
+        seconds = max(self._seconds, load.min_seconds)
+        command += ["-d", str(seconds), "-w", str(self._warm)]
         if contender.pid is not None:
             command += ["-P", str(contender.pid)]
         out = json.loads(subprocess.check_output(command, timeout=60))
         if out["errs"] or out["bad"]:
             sys.stderr.write(f"{contender.name}, {load.name}: {out['errs']} errors, {out['bad']}\n")
-        return load.read(out, self._seconds)
+        return load.read(out, seconds)
 
     def medians(self) -> dict[str, Figures]:
         """Each contender's median by column."""
@@ -164,19 +169,24 @@ class Bench:
         }
 
     def ratios(self) -> dict[str, Figures]:
-        """How many times its rival's rate ours is: the median of the rounds' ratios."""
+        """How many times better ours is than a rival: the median of the rounds' ratios."""
         found: dict[str, Figures] = {}
         for ours, rivals in RIVALS.items():
             for theirs in rivals:
                 if ours in self.rounds[0] and theirs in self.rounds[0]:
                     found[f"{ours} / {theirs}"] = {
                         column: statistics.median(
-                            r[ours][column] / r[theirs][column] for r in self.rounds
+                            _times_better(column, r[ours], r[theirs]) for r in self.rounds
                         )
-                        for column in RATES
+                        for column in (*RATES, *COSTS)
                         if column in self.rounds[0][ours]
                     }
         return found
+
+
+def _times_better(column: str, ours: Figures, theirs: Figures) -> float:
+    one, other = (theirs, ours) if column in COSTS else (ours, theirs)
+    return one[column] / other[column]
 
 
 def build(sources: Path, folder: Path) -> tuple[Path, Path]:

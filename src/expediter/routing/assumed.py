@@ -15,8 +15,9 @@ from expediter.routing.prompt import BlockKey
 OnChange = Callable[[BlockKey], None]
 
 RECENT_SHARE = 8
-"""Of the capacity, and of a lifetime, one part in so many is recent. A head can be left where it is when its tail
-goes in again, and that one later, but it stays in the recent two parts and is not dropped."""
+"""Of the capacity, and of a lifetime, one part in so many is recent. A head can be left where it
+is when its tail goes in again, and that one later, but it stays in the recent two parts and is
+not dropped."""
 
 
 class AssumedBlocks:
