@@ -11,12 +11,13 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import uvloop
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from rich.console import Console
 
+from expediter.clock import Clock
 from expediter.config import Config, GatewayConfig, RoutingConfig, WorkerConfig, cache_dir
 from expediter.engine import default_model
 from expediter.engine.architecture import config_from_hf
@@ -26,8 +27,16 @@ from expediter.fleet.up import up
 from expediter.gateway.gateway import Gateway
 from expediter.kvcache.manager import KVCacheManager
 from expediter.routing.cache_aware import CacheAware
+from expediter.routing.dynamo import DynamoKv
+from expediter.routing.fleet_history import FleetHistory
+from expediter.routing.gpu_cost import NAMED_COSTS
 from expediter.routing.policy import LeastLoaded, Random, RoundRobin, RoutingPolicy
+from expediter.routing.power_of_two import PowerOfTwo
+from expediter.routing.preble import PrebleE2
+from expediter.routing.sglang import SglangCacheAware
+from expediter.routing.sticky import Sticky
 from expediter.scheduling.scheduler import Scheduler
+from expediter.settings import load_section
 from expediter.tokenizer import load_tokenizer
 from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
@@ -35,6 +44,7 @@ from expediter.worker.server import create_app, listen, serve
 from expediter.worker.worker import Worker
 
 GC_THRESHOLD = 20_000  # new containers in a gateway before it looks for cycles; Python's is 700
+FREED_BLOCK_BYTES = 16 * 1024 * 1024
 
 
 def run_fleet(config: Config, *, environ: Mapping[str, str], console: Console) -> None:
@@ -57,11 +67,20 @@ def run_gateway(config: GatewayConfig) -> None:
     if not config.workers:
         raise ConfigError("no workers: name them with --worker URL or in [[gateway.workers]]")
     tokenizer = load_tokenizer(Path(config.tokenizer)) if config.tokenizer else None
-    policy = build_policy(config.routing)
+    policy = build_policy(config.routing, clock=time.monotonic, rng=random.Random())
     uvloop.run(_serve_gateway(Gateway(config, policy=policy, tokenizer=tokenizer), config))
 
 
-def build_policy(config: RoutingConfig) -> RoutingPolicy:
+def run_experiment(path: Path | None, *, flags: Mapping[str, Any]) -> None:
+    """Simulate what a file and `flags` describe, and print how the policies compare."""
+    # Only here, because a gateway has no use for numpy.
+    from expediter.simulation import command
+    from expediter.simulation.settings import ExperimentConfig
+
+    command.run(load_section(ExperimentConfig, path, flags=flags), build_policy=build_policy)
+
+
+def build_policy(config: RoutingConfig, *, clock: Clock, rng: random.Random) -> RoutingPolicy:
     """The policy that `config.policy` names."""
     match config.policy:
         case "cache-aware":
@@ -73,11 +92,53 @@ def build_policy(config: RoutingConfig) -> RoutingPolicy:
         case "round-robin":
             return RoundRobin()
         case "random":
-            return Random(rng=random.Random())
+            return Random(rng=rng)
         case "least-loaded":
             return LeastLoaded()
+        case "power-of-two":
+            return PowerOfTwo(rng=rng)
+        case "sticky":
+            return _sticky(config)
+        case "sglang":
+            return SglangCacheAware(block_size=config.block_size, **asdict(config.sglang))
+        case "dynamo":
+            return DynamoKv(rng=rng, block_size=config.block_size, **asdict(config.dynamo))
+        case "preble":
+            return _preble(config, clock=clock)
         case _:
             assert_never(config.policy)
+
+
+def _sticky(config: RoutingConfig) -> Sticky:
+    return Sticky(
+        max_imbalance=config.max_imbalance,
+        block_size=config.block_size,
+        **asdict(config.sticky),
+    )
+
+
+def _preble(config: RoutingConfig, *, clock: Clock) -> PrebleE2:
+    preble = config.preble
+    cost = NAMED_COSTS.get(preble.gpu_cost)
+    if cost is None:
+        allowed = ", ".join(NAMED_COSTS)
+        raise ConfigError(
+            f"gateway.routing.preble.gpu-cost is {preble.gpu_cost!r}; allowed are {allowed}"
+        )
+    history = FleetHistory(
+        cost=cost,
+        block_size=config.block_size,
+        window_seconds=preble.window_seconds,
+        expected_output_tokens=preble.expected_output_tokens,
+        capacity_tokens=preble.capacity_tokens,
+        max_blocks=preble.max_blocks,
+    )
+    return PrebleE2(
+        history,
+        clock=clock,
+        rebalance_threshold=preble.rebalance_threshold,
+        imbalance_ratio=preble.imbalance_ratio,
+    )
 
 
 def fetch_model(*, environ: Mapping[str, str]) -> Path:
@@ -158,15 +219,20 @@ async def _serve_gateway(gateway: Gateway, config: GatewayConfig) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
-    _collect_rarely()
+    _settle_memory()
     try:
         await stop.wait()
     finally:
         await gateway.stop()
 
 
-def _collect_rarely() -> None:
-    """Requests leave no reference cycles, and looking for some takes time from all of them."""
+def _settle_memory() -> None:
+    """Requests leave no reference cycles, and looking for some takes time from all of them.
+
+    glibc gives the top of the heap back as soon as a large body is freed, and takes it again for
+    the next one, page by page; not after it has freed a block that is larger.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    bytes(FREED_BLOCK_BYTES)
