@@ -96,6 +96,28 @@ class WorkerEndpoint(Section, frozen=True, kw_only=True):
     kv_replay: str | None = None
 
 
+class TenantConfig(Section, frozen=True, kw_only=True):
+    """One tenant. `keys` are hashes of its API keys; a limit that is not set does not limit."""
+
+    tenant_id: Annotated[str, msgspec.Meta(min_length=1)]
+    keys: tuple[Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")], ...]
+    cache_salt: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{16,128}$")] | None = None
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    max_concurrent: Positive | None = None
+
+
+class TenancyConfig(Section, frozen=True, kw_only=True):
+    """Who may use the gateway. `secret` makes the cache salts of tenants that give none."""
+
+    tenants: tuple[TenantConfig, ...]
+    secret: Annotated[str, msgspec.Meta(min_length=16)] | None = None
+    worker_authorization: Annotated[str, msgspec.Meta(pattern="^[!-~]([ -~]*[!-~])?$")] | None = (
+        None  # sent to workers; the clients' keys never are
+    )
+    assumed_output_tokens: Positive = 1024  # reserved where a request sets no limit
+
+
 class GatewayConfig(Section, frozen=True, kw_only=True):
     """The front door. Time-outs are seconds and count silence, not total time."""
 
@@ -113,6 +135,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     health_interval_seconds: Seconds = 1.0
     workers: tuple[WorkerEndpoint, ...] = ()
     routing: RoutingConfig = RoutingConfig()
+    tenancy: TenancyConfig | None = None  # without it the gateway is open to all
 
 
 class FleetConfig(Section, frozen=True, kw_only=True):

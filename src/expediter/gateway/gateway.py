@@ -15,6 +15,7 @@ from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.handler import RequestHandler
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.server import HttpServer
+from expediter.gateway.tenants import Tenancy
 from expediter.gateway.tokenizer import PromptTokenizer
 from expediter.gateway.upstream import HttpWorker
 from expediter.routing.policy import RoutingPolicy
@@ -40,7 +41,7 @@ class Gateway:
     ) -> None:
         """`tokenizer` is the model's; without one, prompts are compared as text.
 
-        Raises ConfigError if two workers have one name.
+        Raises ConfigError if two workers have one name, or tenants cannot be told apart.
         """
         self._config = config
         self._clients: WeakSet[HttpWorker] = WeakSet()
@@ -110,7 +111,13 @@ class Gateway:
             index=self.index,
             clock=clock,
         )
-        return RequestHandler(endpoints=endpoints, dispatcher=self.dispatcher, prompts=prompts)
+        tenancy = self._config.tenancy
+        return RequestHandler(
+            endpoints=endpoints,
+            dispatcher=self.dispatcher,
+            prompts=prompts,
+            tenancy=Tenancy(tenancy, clock=clock) if tenancy is not None else None,
+        )
 
     def _connect(self, endpoint: WorkerEndpoint) -> HttpWorker:
         client = HttpWorker(endpoint, self._config)

@@ -5,15 +5,19 @@ from dataclasses import replace
 
 from expediter.cluster.client import ForwardedRequest, Header
 from expediter.cluster.dispatcher import Dispatcher
-from expediter.errors import ClusterError
+from expediter.errors import ClusterError, RequestError, WorkerRefused, WorkerUnavailable
 from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.headers import hop_by_hop
+from expediter.gateway.limits import Lease
+from expediter.gateway.metering import MeteredSink
 from expediter.gateway.openai import read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 from expediter.gateway.sink import ClientSink
+from expediter.gateway.tenants import Tenancy, refusal_reply
+from expediter.gateway.transfer import require_no_transfer
 from expediter.routing.prompt import BYTES_PER_TOKEN
 from expediter.routing.view import RoutedRequest
 
@@ -36,9 +40,15 @@ class RequestHandler:
     """Called with each request; returns when its answer is written."""
 
     def __init__(
-        self, *, endpoints: Endpoints, dispatcher: Dispatcher, prompts: PromptReader | None
+        self,
+        *,
+        endpoints: Endpoints,
+        dispatcher: Dispatcher,
+        prompts: PromptReader | None,
+        tenancy: Tenancy | None = None,
     ) -> None:
         """`prompts` is None where placement does not look at them."""
+        self._tenancy = tenancy
         self._endpoints = endpoints
         self._dispatcher = dispatcher
         self._prompts = prompts
@@ -49,33 +59,52 @@ class RequestHandler:
         """Serve one request; a cancelled call has given up at the worker too."""
         path = request.path
         reply = self._endpoints.reply(request)
-        if reply is not None:
-            _write(reply, request, connection)
-        elif path.startswith(b"/v1/") or path in FORWARDED_PATHS:
-            await self._forward(request, connection)
-        else:
-            _write(error_reply(404, "there is nothing at this path"), request, connection)
+        try:
+            if reply is not None:
+                if self._tenancy is not None and path.startswith(b"/v1/"):
+                    self._tenancy.check(request)
+                _write(reply, request, connection)
+            elif path.startswith(b"/v1/") or path in FORWARDED_PATHS:
+                if self._tenancy is None:
+                    await self._forward(request, connection)
+                else:
+                    with self._tenancy.admit(request) as lease:
+                        await self._forward(request, connection, lease)
+            else:
+                _write(error_reply(404, "there is nothing at this path"), request, connection)
+        except RequestError as error:
+            _write(refusal_reply(error), request, connection)
 
-    async def _forward(self, request: HttpRequest, connection: ClientConnection) -> None:
+    async def _forward(
+        self, request: HttpRequest, connection: ClientConnection, lease: Lease | None = None
+    ) -> None:
+        """Send it to a worker; raises RequestError before anything is sent."""
         request_id = self._request_id(request)
         routed = await self._routed(request, request_id.decode("latin-1"))
+        if lease is not None:
+            lease.reserve(routed.num_tokens, routed.max_output_tokens)
         forwarded = ForwardedRequest(
             method=request.method,
             target=request.target,
             headers=_forwarded_headers(request, connection.peer, request_id),
             body=request.body,
         )
-        sink = ClientSink(connection, request, request_id=request_id)
+        kind = ClientSink if lease is None else MeteredSink
+        sink = kind(connection, request, request_id=request_id)
         try:
             decision = await self._dispatcher.dispatch(routed, forwarded, sink)
         except ClusterError as error:
             if sink.has_started:
                 sink.fail(error)
                 return
+            if lease is not None and isinstance(error, WorkerUnavailable | WorkerRefused):
+                lease.settle(0)
             reply = failure_reply(error)
             headers = (*reply.headers, (b"x-request-id", request_id))
             _write(replace(reply, headers=headers), request, connection)
             return
+        if isinstance(sink, MeteredSink) and lease is not None:
+            lease.settle(sink.total_tokens())
         usage = sink.usage()
         if usage is not None:
             prompt_tokens, cached_tokens = usage
@@ -86,6 +115,10 @@ class RequestHandler:
     async def _routed(self, request: HttpRequest, request_id: str) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
         fields = read_fields(request.body) if request.body else None
+        if request.body:
+            require_no_transfer(request.body, fields)
+            if fields is None and self._tenancy is not None:
+                raise RequestError("the body is not JSON whose fields have the right types")
         if fields is None:
             return RoutedRequest(request_id=request_id)
         prompt = None

@@ -1,0 +1,122 @@
+"""Tenants: who a request belongs to, and what that means for it.
+
+A request names its tenant by an API key. Only hashes of keys are known here. Keys are long and
+random, so one SHA-256 is enough: there is no dictionary to try.
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from expediter.clock import Clock
+from expediter.config import TenancyConfig, TenantConfig
+from expediter.errors import ConfigError, RequestError, RequestRejected, Unauthorized
+from expediter.gateway.limits import Lease, TenantLimits
+from expediter.gateway.replies import Reply, error_body
+from expediter.gateway.request import HttpRequest
+from expediter.gateway.salting import salted, tenant_salt
+
+HASH_PREFIX = "sha256:"
+_KEY_BYTES = 32
+
+
+def make_key() -> tuple[str, str]:
+    """A new API key, and its hash for the configuration."""
+    key = f"xp-{secrets.token_urlsafe(_KEY_BYTES)}"
+    return key, hash_key(key)
+
+
+def hash_key(key: str) -> str:
+    """A key as the configuration names it."""
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant while the gateway runs."""
+
+    tenant_id: str
+    salt: str
+    limits: TenantLimits
+
+
+class Tenancy:
+    """All tenants, by their keys; its memory is the configuration's."""
+
+    def __init__(self, config: TenancyConfig, *, clock: Clock) -> None:
+        """Raises ConfigError if two tenants cannot be told apart, or one has no salt."""
+        self._authorization = config.worker_authorization
+        self._keys: list[tuple[bytes, Tenant]] = []
+        for tenant_config in config.tenants:
+            limits = TenantLimits(
+                tenant_config, assumed_output_tokens=config.assumed_output_tokens, clock=clock
+            )
+            tenant = Tenant(tenant_config.tenant_id, _salt(config, tenant_config), limits)
+            for key in tenant_config.keys:
+                self._keys.append((bytes.fromhex(key.removeprefix(HASH_PREFIX)), tenant))
+        _require_distinct([t.tenant_id for t in config.tenants], "tenant-id")
+        _require_distinct([key for t in config.tenants for key in t.keys], "key")
+        _require_distinct([_salt(config, t) for t in config.tenants], "cache-salt")
+
+    @contextmanager
+    def admit(self, request: HttpRequest) -> Iterator[Lease]:
+        """Make the request its tenant's, and hold one of its slots until the block ends.
+
+        Salts the body and takes the key out of the headers. Raises RequestError.
+        """
+        tenant = self._tenant(request.header(b"authorization"))
+        with tenant.limits.slot() as lease:
+            if request.body:
+                request.body = salted(request.body, tenant.salt)
+            request.headers = [h for h in request.headers if h[0] != b"authorization"]
+            if self._authorization is not None:
+                request.headers.append((b"authorization", self._authorization.encode()))
+            yield lease
+
+    def check(self, request: HttpRequest) -> None:
+        """Raises Unauthorized unless the request has a tenant's key."""
+        self._tenant(request.header(b"authorization"))
+
+    def _tenant(self, authorization: bytes | None) -> Tenant:
+        scheme, _, key = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise Unauthorized("an API key is needed: Authorization: Bearer KEY")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = None
+        # All keys, whichever matches: the time tells nothing about them.
+        for known, tenant in self._keys:
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        if found is None:
+            raise Unauthorized("the API key is not known")
+        return found
+
+
+def refusal_reply(error: RequestError) -> Reply:
+    """The answer to a request that was not admitted."""
+    headers = []
+    if isinstance(error, RequestRejected):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    elif isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    body = error_body(str(error), kind=error.kind, code=error.status, param=error.param)
+    return Reply(status=error.status, body=body, headers=headers)
+
+
+def _salt(config: TenancyConfig, tenant: TenantConfig) -> str:
+    if tenant.cache_salt is not None:
+        return tenant.cache_salt
+    if config.secret is None:
+        raise ConfigError(
+            f"gateway.tenancy: {tenant.tenant_id} has no cache-salt, so a secret is needed"
+        )
+    return tenant_salt(config.secret, tenant.tenant_id)
+
+
+def _require_distinct(values: list[str], what: str) -> None:
+    if len(set(values)) < len(values):
+        raise ConfigError(f"gateway.tenancy: a {what} is there twice")
