@@ -10,6 +10,7 @@ from expediter.cluster.client import (
     Inflow,
     ResponseHead,
     ResponseSink,
+    Usage,
 )
 from expediter.cluster.decisions import Decision
 from expediter.errors import ClusterError
@@ -75,6 +76,7 @@ class FakeSink:
         self.placements: list[Decision] = []
         self.body = b""
         self.has_started = False
+        self.used: Usage | None = None
 
     def placed(self, decision: Decision) -> None:
         self.placements.append(decision)
@@ -87,3 +89,6 @@ class FakeSink:
         self.body += data
 
     def end(self) -> None: ...
+
+    def usage(self) -> Usage | None:
+        return self.used

@@ -5,13 +5,15 @@ import asyncio
 import pytest
 from fake_client import FakeClient, FakeSink
 
-from expediter.cluster.client import ForwardedRequest
+from expediter.cluster.client import ForwardedRequest, Usage
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.membership import Membership, WorkerStatus
 from expediter.config import RoutingConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
 from expediter.routing.cache_aware import CacheAware
+from expediter.routing.feedback import Failed, Feedback, Finished, FirstToken
+from expediter.routing.policy import RoundRobin, RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.prompt import token_prompt
 from expediter.routing.view import RoutedRequest
@@ -22,7 +24,7 @@ REQUEST = ForwardedRequest(method=b"POST", target=b"/v1/completions", body=b"{}"
 class Scene:
     """Workers a, b, ... that are all up."""
 
-    def __init__(self, *clients: FakeClient) -> None:
+    def __init__(self, *clients: FakeClient, policy: RoutingPolicy | None = None) -> None:
         self.index = PrefixIndex(clock=lambda: 0.0, block_size=4, assumed_capacity=100)
         by_name = {f"http://{c.name}": c for c in clients}
         self.membership = Membership(
@@ -34,10 +36,11 @@ class Scene:
         self.dispatcher = Dispatcher(
             membership=self.membership,
             index=self.index,
-            policy=CacheAware(load_weight=0, max_imbalance=0.2, slack_tokens=100),
+            policy=policy or CacheAware(load_weight=0, max_imbalance=0.2, slack_tokens=100),
             config=RoutingConfig(),
             clock=lambda: 0.0,
         )
+        self.used: Usage | None = None
         self.sink = FakeSink()
 
     async def dispatch(self, tokens: range | None = None, *, model: str | None = None) -> str:
@@ -45,6 +48,7 @@ class Scene:
         prompt = token_prompt(tokens) if tokens is not None else None
         request = RoutedRequest(request_id="r", model=model, prompt=prompt)
         self.sink = FakeSink()
+        self.sink.used = self.used
         await self.dispatcher.dispatch(request, REQUEST, self.sink)
         return self.sink.body.decode()
 
@@ -132,3 +136,45 @@ async def test_a_model_goes_to_the_workers_that_serve_it() -> None:
     scene.membership.members[WorkerId("b")].models = {"m": None}  # type: ignore[dict-item]
     assert {await scene.dispatch(range(i, i + 9), model="m") for i in range(0, 90, 10)} == {"b"}
     assert await scene.dispatch(range(500, 509), model="unknown") == "a"
+
+
+class Pupil(RoundRobin):
+    """Takes turns and keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Feedback] = []
+
+    def observe(self, feedback: Feedback) -> None:
+        self.heard.append(feedback)
+
+
+async def test_a_policy_that_learns_hears_how_every_try_went() -> None:
+    pupil = Pupil()
+    scene = Scene(FakeClient("a", refusal=WorkerLost("gone")), FakeClient("b"), policy=pupil)
+    scene.used = Usage(prompt_tokens=10, cached_tokens=8, output_tokens=3)
+    await scene.dispatch(range(10))
+    assert pupil.heard == [
+        Failed(request_id="r"),
+        FirstToken(request_id="r"),
+        Finished(request_id="r", cached_tokens=8, output_tokens=3),
+    ]
+
+
+async def test_an_error_for_an_answer_is_a_failure_to_a_policy_that_learns() -> None:
+    pupil = Pupil()
+    await Scene(FakeClient("a", status=400), policy=pupil).dispatch(range(10))
+    assert pupil.heard == [Failed(request_id="r")]
+
+
+async def test_a_client_that_leaves_ends_the_story_for_a_policy_that_learns() -> None:
+    pupil = Pupil()
+    scene = Scene(FakeClient("a", gate=asyncio.Event()), policy=pupil)
+    task = asyncio.create_task(scene.dispatch(range(10)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pupil.heard[-1] == Failed(request_id="r")
+    assert scene.in_flight() == [0]

@@ -143,7 +143,7 @@ async def test_tenants_body_whose_cost_cannot_be_read_is_refused(body: bytes) ->
 
 
 async def test_tokens_count_as_the_worker_says() -> None:
-    usage = b'{"usage": {"prompt_tokens": 2, "total_tokens": 95}}'
+    usage = b'{"usage": {"prompt_tokens": 2, "total_tokens": 95, "completion_tokens": 93}}'
     head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(usage)
     async with (
         FakeWorker(always(head + usage)) as worker,

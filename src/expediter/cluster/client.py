@@ -69,6 +69,14 @@ class Inflow(Protocol):
         ...
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer says it used, in tokens; None where it does not say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
 class ResponseSink(Protocol):
     """Takes one answer: `placed` for each try, then `start`, any number of `write`, `end`."""
 
@@ -86,6 +94,10 @@ class ResponseSink(Protocol):
 
     def end(self) -> None:
         """The body is complete."""
+        ...
+
+    def usage(self) -> Usage | None:
+        """What the answer, once complete, says it used."""
         ...
 
 

@@ -25,6 +25,7 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     num_tries: int
     status: int | None = None
     ttft: float | None = None
+    is_answered: bool = False
     cached_tokens: int | None = None
     error: str | None = None
 

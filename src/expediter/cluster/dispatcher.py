@@ -9,12 +9,13 @@ import logging
 from collections.abc import Collection
 
 from expediter.clock import Clock
-from expediter.cluster.client import ForwardedRequest, ResponseSink
+from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
 from expediter.cluster.decisions import Decision, DecisionLog
 from expediter.cluster.membership import Member, Membership
 from expediter.config import RoutingConfig
 from expediter.errors import WorkerLost, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
+from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
 from expediter.routing.outstanding import OutstandingWork
 from expediter.routing.policy import LeastLoaded, RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
@@ -43,6 +44,7 @@ class Dispatcher:
         self._membership = membership
         self._index = index
         self._policy = policy
+        self._learner = policy if isinstance(policy, Learner) else None
         self._by_load = LeastLoaded()
         self._config = config
         self._clock = clock
@@ -145,7 +147,9 @@ class Dispatcher:
             self.log.first_byte(decision, status=exchange.status, now=self._clock())
             if exchange.status < 300:
                 self._assume(member, request)
+                self._teach(FirstToken, request)
             await exchange.ended()
+            self._answered(request, decision, sink.usage())
         except (WorkerLost, WorkerSilent) as error:
             logger.warning("%s failed request %s: %s", member.worker_id, request.request_id, error)
             self.log.failed(decision, error.kind)
@@ -153,6 +157,31 @@ class Dispatcher:
             raise
         finally:
             self.work.finish(work)
+            if not decision.is_answered:
+                self._teach(Failed, request)
+
+    def _answered(self, request: RoutedRequest, decision: Decision, usage: Usage | None) -> None:
+        """The answer is complete; an error is one too, but nothing to learn from."""
+        if decision.status is None or decision.status >= 300:
+            return
+        decision.is_answered = True
+        if usage is not None and usage.cached_tokens is not None:
+            self.log.answered(
+                decision, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
+            )
+        if self._learner is not None:
+            self._learner.observe(
+                Finished(
+                    request_id=request.request_id,
+                    cached_tokens=usage.cached_tokens if usage is not None else None,
+                    output_tokens=usage.output_tokens if usage is not None else None,
+                )
+            )
+
+    def _teach(self, event: type[FirstToken | Failed], request: RoutedRequest) -> None:
+        """Tell a policy that learns; others cost nothing here."""
+        if self._learner is not None:
+            self._learner.observe(event(request_id=request.request_id))
 
     def _assume(self, member: Member, request: RoutedRequest) -> None:
         """The worker answered, so it has the prompt's blocks."""

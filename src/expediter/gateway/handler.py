@@ -3,13 +3,12 @@
 import uuid
 from dataclasses import replace
 
-from expediter.cluster.client import ForwardedRequest, Header
+from expediter.cluster.client import ForwardedRequest, Header, Usage
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.errors import ClusterError, RequestError, WorkerRefused, WorkerUnavailable
 from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.headers import hop_by_hop
 from expediter.gateway.limits import Lease
-from expediter.gateway.metering import MeteredSink
 from expediter.gateway.openai import read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
@@ -89,10 +88,9 @@ class RequestHandler:
             headers=_forwarded_headers(request, connection.peer, request_id),
             body=request.body,
         )
-        kind = ClientSink if lease is None else MeteredSink
-        sink = kind(connection, request, request_id=request_id)
+        sink = ClientSink(connection, request, request_id=request_id)
         try:
-            decision = await self._dispatcher.dispatch(routed, forwarded, sink)
+            await self._dispatcher.dispatch(routed, forwarded, sink)
         except ClusterError as error:
             if sink.has_started:
                 sink.fail(error)
@@ -103,14 +101,8 @@ class RequestHandler:
             headers = (*reply.headers, (b"x-request-id", request_id))
             _write(replace(reply, headers=headers), request, connection)
             return
-        if isinstance(sink, MeteredSink) and lease is not None:
-            lease.settle(sink.total_tokens())
-        usage = sink.usage()
-        if usage is not None:
-            prompt_tokens, cached_tokens = usage
-            self._dispatcher.log.answered(
-                decision, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens
-            )
+        if lease is not None:
+            lease.settle(_num_tokens(sink.usage()))
 
     async def _routed(self, request: HttpRequest, request_id: str) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
@@ -172,3 +164,7 @@ def _forwarded_headers(request: HttpRequest, peer: bytes, request_id: bytes) -> 
     if host:
         headers.append((b"x-forwarded-host", host))
     return headers
+
+
+def _num_tokens(usage: Usage | None) -> int | None:
+    return None if usage is None else usage.prompt_tokens + (usage.output_tokens or 0)

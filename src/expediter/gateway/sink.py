@@ -6,7 +6,7 @@ unless the client speaks HTTP/1.0. Reading from the worker stops while the clien
 
 import re
 
-from expediter.cluster.client import BodyKind, Inflow, ResponseHead
+from expediter.cluster.client import BodyKind, Inflow, ResponseHead, Usage
 from expediter.cluster.decisions import Decision
 from expediter.errors import ClusterError
 from expediter.gateway.headers import hop_by_hop, render
@@ -16,8 +16,8 @@ from expediter.gateway.server import ClientConnection
 
 LAST_CHUNK = b"0\r\n\r\n"
 _USAGE_BYTES = 4096  # a usage object is in the last part of an answer
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+# Not in what a model writes: quotes within a JSON string are escaped.
+_USAGE = re.compile(rb'"(prompt|cached|completion)_tokens"\s*:\s*(\d{1,12})\b')
 
 
 class ClientSink:
@@ -97,14 +97,19 @@ class ClientSink:
             event = b"%x\r\n%b\r\n%b" % (len(event), event, LAST_CHUNK)
         self._connection.write(event)
 
-    def usage(self) -> tuple[int, int] | None:
-        """Prompt tokens, and how many of them the worker had cached, if the answer says so."""
+    def usage(self) -> Usage | None:
+        """See ResponseSink; an answer says it at its end, if at all."""
         tail = self._before_last[-_USAGE_BYTES:] + self._last[-_USAGE_BYTES:]
-        if b'"cached_tokens"' not in tail:
+        if b'"prompt_tokens"' not in tail:
             return None
-        cached = _CACHED_TOKENS.findall(tail)
-        prompt = _PROMPT_TOKENS.findall(tail)
-        return (int(prompt[-1]), int(cached[-1])) if cached and prompt else None
+        found = {name: int(number) for name, number in _USAGE.findall(tail)}
+        if b"prompt" not in found:
+            return None
+        return Usage(
+            prompt_tokens=found[b"prompt"],
+            cached_tokens=found.get(b"cached"),
+            output_tokens=found.get(b"completion"),
+        )
 
     def _set_writable(self, is_writable: bool) -> None:
         assert self._inflow is not None

@@ -6,7 +6,7 @@ import ssl
 from typing import cast
 from urllib.parse import urlsplit
 
-from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink
+from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink, Usage
 from expediter.cluster.decisions import Decision
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent
@@ -212,6 +212,10 @@ class _Collector:
 
     def end(self) -> None:
         """Nothing left to do."""
+
+    def usage(self) -> Usage | None:
+        """Nobody asks."""
+        return None
 
 
 def set_no_delay(transport: asyncio.BaseTransport) -> None:

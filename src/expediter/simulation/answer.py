@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from expediter.cluster.client import Inflow, ResponseHead
+from expediter.cluster.client import Inflow, ResponseHead, Usage
 from expediter.cluster.decisions import Decision
 from expediter.request import RequestOutput
 from expediter.workload.turn import Turn
@@ -70,6 +70,14 @@ class Answer:
 
     def end(self) -> None:
         """See `ResponseSink`."""
+
+    def usage(self) -> Usage | None:
+        """See `ResponseSink`."""
+        return Usage(
+            prompt_tokens=self.turn.num_prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.num_output_tokens,
+        )
 
     def receive(self, output: RequestOutput, *, now: float) -> None:
         """Tokens have come."""
