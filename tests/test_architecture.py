@@ -36,7 +36,8 @@ ARROWS: dict[str, set[str]] = {
     "workload": set(),
     "settings": set(),
     "fleet": {"settings"},
-    "cli": {"assemble", "settings", "fleet"},
+    "cli": {"assemble", "settings", "fleet", "cli_simulate"},
+    "cli_simulate": {"assemble"},
     "__main__": {"cli"},
 }
 ANYTHING = {"assemble"}

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from expediter import assemble
+from expediter import assemble, cli_simulate
 from expediter.config import Config, environment
-from expediter.errors import ConfigError, ExpediterError, ModelLoadError
+from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 from expediter.settings import load_config, to_toml
 
@@ -24,6 +24,7 @@ LEAVE_SECONDS = 15.0  # what a process may take to leave once its supervisor is 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True)
+app.add_typer(cli_simulate.app)
 app.add_typer(config_app, name="config", help="Look at configuration files.")
 
 File = Annotated[Path | None, typer.Option("--config", "-c", help="A TOML file.")]
@@ -40,10 +41,15 @@ Set = Annotated[
 
 @app.callback()
 def common(
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    context: typer.Context,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info (simulate: not by default), warning or error.")
+    ] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Serve LLMs from a fleet of engines, each request where its prefix is cached."""
+    if log_level is None:  # what simulated workers do is no news
+        log_level = "warning" if context.invoked_subcommand == "simulate" else "info"
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise ConfigError(f"--log-level {log_level}: use debug, info, warning or error")
@@ -133,7 +139,7 @@ def main() -> None:
     """Run the command line; a known failure is one line, not a traceback."""
     try:
         app(prog_name="expediter")
-    except (ConfigError, ModelLoadError) as error:
+    except (ConfigError, ModelLoadError, WorkloadError) as error:
         _leave(error, FIX_IT)
     except ExpediterError as error:
         _leave(error, FAILED)

@@ -11,14 +11,16 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import tomli_w
 from msgspec import inspect
 
-from expediter.config import ENV_PREFIX, Config
+from expediter.config import ENV_PREFIX, Config, Section
 from expediter.errors import ConfigError
+
+Kind = TypeVar("Kind", bound=Section)
 
 _PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?", re.DOTALL)
 
@@ -42,14 +44,24 @@ def load_config(
     return check(tree, source=str(path) if path is not None else "")
 
 
+def load_section(kind: type[Kind], path: Path | None, *, flags: Mapping[str, Any]) -> Kind:
+    """Defaults, then `path`, then `flags`, and nothing of this machine; errors as `load_config`."""
+    tree = (_read(path) if path is not None else {}) | dict(flags)
+    return _checked(kind, tree, source=str(path) if path is not None else "")
+
+
 def check(tree: Mapping[str, Any], *, source: str = "") -> Config:
     """The tree as a `Config`; raises ConfigError for a key or value that is not allowed."""
+    return _checked(Config, tree, source=source)
+
+
+def _checked(kind: type[Kind], tree: Mapping[str, Any], *, source: str) -> Kind:
     where = f"{source}: " if source else ""
-    root = inspect.type_info(Config)
+    root = inspect.type_info(kind)
     for problem in _unknown_keys(root, tree, ""):
         raise ConfigError(where + problem)
     try:
-        return msgspec.convert(tree, Config)
+        return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(where + _explain(root, str(error))) from None
 
@@ -151,4 +163,5 @@ def _type_at(kind: inspect.Type, where: str) -> inspect.Type | None:
 
 
 def _choices(kind: inspect.Type | None) -> list[str]:
-    return [str(value) for value in kind.values] if isinstance(kind, inspect.LiteralType) else []
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return [str(v) for each in kinds if isinstance(each, inspect.LiteralType) for v in each.values]

@@ -3,11 +3,10 @@
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.errors import ClusterError, SimulationStalled
@@ -20,10 +19,14 @@ from expediter.simulation.answer import Answer
 from expediter.simulation.client import SimulatedRequest
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
+from expediter.workload.replay import replay
 from expediter.workload.turn import Turn
 
 MakePolicy = Callable[[random.Random], RoutingPolicy]
-"""A fresh policy; whatever is left to chance in it comes from the generator."""
+"""A fresh policy, made when the loop runs; all chance in it comes from the generator."""
+
+OnAnswer = Callable[[Answer], None]
+"""Told of each answer when it has ended, however it did."""
 
 COLLECTION_THRESHOLD = 100_000  # objects
 
@@ -55,15 +58,22 @@ class Run:
 
 
 def simulate(
-    fleet: FleetModel, turns: Iterable[Turn], *, policy: MakePolicy, name: str, seed: int = 0
+    fleet: FleetModel,
+    turns: Iterable[Turn],
+    *,
+    policy: MakePolicy,
+    name: str,
+    seed: int = 0,
+    on_answer: OnAnswer | None = None,
 ) -> Run:
     """Run a workload to its end. The same arguments give the same run.
 
     Raises SimulationStalled if it has none.
     """
+    experiment = _Experiment(fleet, name=name, seed=seed, on_answer=on_answer)
     try:
         with _rare_collection():
-            return run_virtual(_Experiment(fleet, policy=policy, name=name, seed=seed).run(turns))
+            return run_virtual(experiment.run(turns, policy))
     except BaseExceptionGroup as group:
         raise _stall(group) or group from None
 
@@ -94,46 +104,36 @@ def _rare_collection() -> Iterator[None]:
 
 
 class _Experiment:
-    def __init__(self, fleet: FleetModel, *, policy: MakePolicy, name: str, seed: int) -> None:
+    def __init__(
+        self, fleet: FleetModel, *, name: str, seed: int, on_answer: OnAnswer | None
+    ) -> None:
         self._model = fleet
         self._name = name
-        self._policy = policy(random.Random(f"policy {seed}"))
-        self._rng = random.Random(f"network {seed}")
+        self._seed = seed
+        self._on_answer = on_answer
         self._answers: list[Answer] = []
         self._num_open = 0
         self._num_outputs = 0
 
-    async def run(self, turns: Iterable[Turn]) -> Run:
-        fleet = SimulatedFleet(self._model, policy=self._policy, rng=self._rng)
+    async def run(self, turns: Iterable[Turn], policy: MakePolicy) -> Run:
+        fleet = SimulatedFleet(
+            self._model,
+            policy=policy(random.Random(f"policy {self._seed}")),
+            rng=random.Random(f"network {self._seed}"),
+        )
         async with fleet.running():
             started = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch(), name="watch")
-                await self._send_all(fleet.dispatcher, turns, started=started)
+                await replay(turns, partial(self._send, fleet.dispatcher))
                 watch.cancel()
             seconds = asyncio.get_running_loop().time() - started
             workers = _totals(fleet)
         return Run(policy=self._name, answers=self._answers, workers=workers, seconds=seconds)
 
-    async def _send_all(
-        self, dispatcher: Dispatcher, turns: Iterable[Turn], *, started: float
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        newest: dict[str, asyncio.Task[None]] = {}  # turn of each session
-        async with asyncio.TaskGroup() as tasks:
-            for number, turn in enumerate(turns):
-                delay = started + turn.arrival_time - loop.time()
-                if delay > 0:
-                    await asyncio.sleep(delay)
-                sending = self._send(dispatcher, turn, RequestId(f"request-{number}"))
-                if turn.think_time is not None and turn.session in newest:
-                    sending = _after(newest[turn.session], turn.think_time, sending)
-                task = tasks.create_task(sending)
-                if turn.session is not None:
-                    newest[turn.session] = task
-
-    async def _send(self, dispatcher: Dispatcher, turn: Turn, request_id: RequestId) -> None:
+    async def _send(self, dispatcher: Dispatcher, turn: Turn) -> None:
         answer = Answer(turn, now=asyncio.get_running_loop().time())
+        request_id = RequestId(f"request-{len(self._answers)}")
         self._answers.append(answer)
         self._num_open += 1
         routed, forwarded = self._requests(answer, request_id)
@@ -143,6 +143,8 @@ class _Experiment:
             answer.error = error.kind
         finally:
             self._num_open -= 1
+        if self._on_answer is not None:
+            self._on_answer(answer)
 
     def _requests(
         self, answer: Answer, request_id: RequestId
@@ -190,19 +192,6 @@ class _Experiment:
                 raise SimulationStalled(
                     f"{self._num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
                 )
-
-
-async def _after(
-    previous: asyncio.Task[None], seconds: float, sending: Coroutine[Any, Any, None]
-) -> None:
-    """Send once the answer before has ended, however it did, and was thought about."""
-    try:
-        await asyncio.wait([previous])
-        await asyncio.sleep(seconds)
-    except asyncio.CancelledError:
-        sending.close()
-        raise
-    await sending
 
 
 def _stall(error: BaseException) -> SimulationStalled | None:

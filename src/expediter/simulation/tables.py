@@ -82,7 +82,7 @@ def _workers(report: Report) -> Table:
 def _by_class(report: Report, columns: list[Column], *, title: str) -> Table:
     table = Table(title=title)
     for name in ("policy", "class"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name, _ in columns:
         table.add_column(name, justify="right")
     for run in report.runs:

@@ -1,0 +1,62 @@
+"""An experiment as settings: what a TOML file or a command line says of it."""
+
+from typing import Annotated
+
+import msgspec
+
+from expediter.config import (
+    NotNegative,
+    PolicyName,
+    Positive,
+    RoutingConfig,
+    SchedulerConfig,
+    Seconds,
+    Section,
+)
+from expediter.simulation.catalog import DEFAULT_COST
+from expediter.workload.catalog import TraceFormat
+
+DEFAULT_RATE = 20.0
+DEFAULT_REQUESTS = 2000
+DEFAULT_POLICIES: tuple[PolicyName, ...] = ("cache-aware", "round-robin")
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class ExperimentConfig(Section, frozen=True, kw_only=True):
+    """One workload, generated (`workload`) or recorded (`trace`), under each policy.
+
+    `rate` and `requests` are those of the trace if not given. `ttft` and `tpot` are the service
+    level in seconds. `json` and `csv` are files to write. `routing` and `scheduler` are set as
+    in a gateway and a worker, but for what is said here.
+    """
+
+    workload: str | None = None
+    trace: str | None = None
+    format: TraceFormat | None = None
+    rate: Seconds | None = None  # requests a second
+    requests: Positive | None = None
+    seed: int = 0
+    policy: Annotated[tuple[PolicyName, ...], msgspec.Meta(min_length=1)] = DEFAULT_POLICIES
+    workers: Positive = 8
+    cost: str = DEFAULT_COST
+    block_size: Positive = 16  # tokens
+    cache_tokens: Positive = 1_300_000  # a worker
+    warmup: Share = 0.0  # of the requests, not counted
+    ttft: NotNegative | None = None
+    tpot: NotNegative | None = None
+    json: str | None = None
+    csv: str | None = None
+    routing: RoutingConfig = RoutingConfig()
+    scheduler: SchedulerConfig = SchedulerConfig(max_batched_tokens=8192, max_running=256)
+
+    def __post_init__(self) -> None:
+        """Settings that contradict each other are errors."""
+        if self.workload is not None and self.trace is not None:
+            raise ValueError("workload and trace: there can be only one of them")
+        if (self.trace is None) != (self.format is None):
+            raise ValueError("trace and format: one needs the other")
+        if self.cache_tokens < self.block_size:
+            raise ValueError("cache-tokens: less than one block")
+        usual = RoutingConfig()
+        if (self.routing.policy, self.routing.block_size) != (usual.policy, usual.block_size):
+            raise ValueError("routing: policy and block-size are not in this section but above it")

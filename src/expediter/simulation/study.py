@@ -1,0 +1,108 @@
+"""Runs an experiment that settings describe."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from expediter.clock import Clock
+from expediter.config import KVCacheConfig, PolicyName, RoutingConfig
+from expediter.routing.policy import RoutingPolicy
+from expediter.simulation.catalog import named_cost
+from expediter.simulation.experiment import MakePolicy, OnAnswer, simulate
+from expediter.simulation.fleet import FleetModel
+from expediter.simulation.report import ALL, Objective, Report, report
+from expediter.simulation.settings import DEFAULT_RATE, DEFAULT_REQUESTS, ExperimentConfig
+from expediter.simulation.worker import WorkerModel
+from expediter.workload.catalog import DEFAULT_WORKLOAD, named_workload, read_trace
+from expediter.workload.turn import Turn
+
+
+class BuildPolicy(Protocol):
+    """Makes the policy that settings name, as the gateway does."""
+
+    def __call__(self, config: RoutingConfig, *, clock: Clock, rng: random.Random) -> RoutingPolicy:
+        """A fresh policy."""
+        ...
+
+
+class Study:
+    """An experiment with its workload at hand; the same settings give the same reports."""
+
+    def __init__(self, config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
+        """Raises ConfigError or WorkloadError for settings that cannot be used."""
+        self.config = config
+        self._build_policy = build_policy
+        self._fleet = fleet_model(config)
+        for name in self.policies:  # one that cannot be built is better known before all runs
+            self._make(name, clock=lambda: 0.0, rng=random.Random())
+        self.turns = workload(config)
+
+    def run(self, *, on_answer: OnAnswer | None = None) -> Report:
+        """The same workload under each policy in turn."""
+        config = self.config
+        runs = [
+            simulate(
+                self._fleet,
+                self.turns,
+                policy=self._policy(name),
+                name=name,
+                seed=config.seed,
+                on_answer=on_answer,
+            )
+            for name in self.policies
+        ]
+        objective = Objective(ttft=config.ttft, tpot=config.tpot)
+        return report(runs, objectives={ALL: objective}, warmup=config.warmup)
+
+    @property
+    def policies(self) -> list[PolicyName]:
+        """Each once."""
+        return list(dict.fromkeys(self.config.policy))
+
+    def to_json(self, found: Report) -> bytes:
+        """The report and the settings that give it again."""
+        settings = replace(self.config, json=None, csv=None)
+        return msgspec.json.format(
+            msgspec.json.encode({"experiment": settings, "runs": found.runs}), indent=2
+        )
+
+    def _policy(self, name: PolicyName) -> MakePolicy:
+        return lambda rng: self._make(name, clock=asyncio.get_running_loop().time, rng=rng)
+
+    def _make(self, name: PolicyName, *, clock: Clock, rng: random.Random) -> RoutingPolicy:
+        routing = replace(self._fleet.routing, policy=name)
+        return self._build_policy(routing, clock=clock, rng=rng)
+
+
+def workload(config: ExperimentConfig) -> list[Turn]:
+    """The requests, in a list because every policy gets them."""
+    if config.trace is not None:
+        assert config.format is not None
+        path = Path(config.trace).expanduser()
+        return read_trace(path, form=config.format, num_requests=config.requests, rate=config.rate)
+    return list(
+        named_workload(
+            config.workload or DEFAULT_WORKLOAD,
+            rate=config.rate or DEFAULT_RATE,
+            num_requests=config.requests or DEFAULT_REQUESTS,
+            seed=config.seed,
+        )
+    )
+
+
+def fleet_model(config: ExperimentConfig) -> FleetModel:
+    """The workers, and how the gateway in front of them is set."""
+    return FleetModel(
+        num_workers=config.workers,
+        worker=WorkerModel(
+            cost=named_cost(config.cost),
+            kv_tokens=config.cache_tokens,
+            kv_cache=KVCacheConfig(block_size=config.block_size),
+            scheduler=config.scheduler,
+        ),
+        routing=replace(config.routing, block_size=config.block_size),
+    )
