@@ -12,7 +12,7 @@ from expediter.tokenizer import IncrementalDetokenizer, Tokenizer, load_tokenize
 
 @pytest.mark.parametrize(
     ("text", "token_ids"),
-    [  # by hand: digits one by one, then bytes merged by rank
+    [  # as public examples of this tokenizer give them
         ("Hello, we can use", [19556, 28, 392, 416, 722]),
         ("Hello world! 123", [19556, 905, 17, 216, 33, 34, 35]),
         ("Café déjà vu.", [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30]),
