@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from expediter.config import environment
+
+# A busy machine is no failure, so nothing here depends on how long it takes.
+settings.register_profile(
+    "timeless",
+    parent=settings(),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("timeless")
 
 
 @pytest.fixture(scope="session")
