@@ -75,10 +75,13 @@ def test_a_file_says_the_same_as_arguments_and_arguments_win(tmp_path: Path) -> 
     file.write_text(
         'workload = "robots"\nrate = 40.0\nrequests = 200\nworkers = 2\nblock-size = 64\n'
         'policy = ["random"]\nttft = 0.1\nseed = 7\n[routing]\nslack-tokens = 64\n'
+        '[scheduler]\npolicy = "longest-prefix"\n'
     )
     said = result(tmp_path / "a", str(file), "--seed", "8")
     assert said["experiment"]["seed"] == 8
     assert said["experiment"]["routing"]["slack-tokens"] == 64
+    scheduler = said["experiment"]["scheduler"]
+    assert (scheduler["policy"], scheduler["max-batched-tokens"]) == ("longest-prefix", 8192)
     words = "--workload robots --rate 40 --requests 200 --workers 2 --block-size 64 --ttft 0.1"
     typed = result(tmp_path / "b", *words.split(), "--policy", "random", "--seed", "8")
     assert typed["runs"] == said["runs"]

@@ -26,12 +26,12 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
         _require_folder(path)
     study = Study(config, build_policy=build_policy)
     found = _run(study)
-    _write(study, found)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
     for table in tables(found):
         console.print(table)
+    _write(study, found)
 
 
 def _run(study: Study) -> Report:

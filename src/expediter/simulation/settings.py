@@ -22,6 +22,13 @@ DEFAULT_POLICIES: tuple[PolicyName, ...] = ("cache-aware", "round-robin")
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
+class ReplicaScheduler(SchedulerConfig, frozen=True, kw_only=True):
+    """A worker's settings, with the budget of a large GPU server."""
+
+    max_batched_tokens: Positive = 8192
+    max_running: Positive = 256
+
+
 class ExperimentConfig(Section, frozen=True, kw_only=True):
     """One workload, generated (`workload`) or recorded (`trace`), under each policy.
 
@@ -47,7 +54,7 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
     json: str | None = None
     csv: str | None = None
     routing: RoutingConfig = RoutingConfig()
-    scheduler: SchedulerConfig = SchedulerConfig(max_batched_tokens=8192, max_running=256)
+    scheduler: ReplicaScheduler = ReplicaScheduler()
 
     def __post_init__(self) -> None:
         """Settings that contradict each other are errors."""
