@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Feedback, Finished, FirstToken, WorkerRemoved
-from expediter.routing.prompt import BlockKey
+from expediter.routing.prompt import BlockKey, num_held
 from expediter.routing.view import Choice, ClusterView, RoutedRequest
 
 OVERLAP_WEIGHT = 1.0
@@ -44,14 +44,7 @@ class _Worker:
 
     def num_new(self, keys: list[BlockKey]) -> int:
         """How many of the keys no running request has: all after the first that none has."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in self.holders:
-                low = middle
-            else:
-                high = middle - 1
-        return len(keys) - low
+        return len(keys) - num_held(keys, self.holders)
 
     def add(self, request: _Active) -> None:
         self.prefill_tokens += request.prefill_tokens

@@ -8,7 +8,7 @@ Keys are xxh3-128: fast, and a collision costs one badly placed request, never a
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NewType, Protocol, cast
 
 import msgspec
@@ -135,3 +135,15 @@ def chain_keys(
         parent = cast("BlockKey", digest(parent + data[start : start + num_bytes]))
         keys.append(parent)
     return keys
+
+
+def num_held(keys: Sequence[BlockKey], held: Container[BlockKey]) -> int:
+    """How many of the first keys are in `held`, which has the ancestors of all it has."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] in held:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -20,7 +20,7 @@ from typing import Literal
 from expediter.load import WorkerId
 from expediter.routing.assumed import AssumedBlocks
 from expediter.routing.feedback import Feedback, WorkerRemoved
-from expediter.routing.prompt import BlockKey
+from expediter.routing.prompt import BlockKey, num_held
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
 
 CACHE_THRESHOLD = 0.3
@@ -124,14 +124,7 @@ class _Tree:
 
     def match(self, keys: list[BlockKey]) -> int:
         """How many of the first keys are here."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in self._held:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return num_held(keys, self._held)
 
     def add(self, keys: list[BlockKey]) -> None:
         self._recent.put(keys, expires_at=NEVER)
