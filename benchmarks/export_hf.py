@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from expediter.engine.architecture import ModelConfig
 from expediter.engine.checkpoint import GGUFCheckpoint
+from expediter.tokenizer.loading import load_tokenizer, save_tokenizer
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
 
 
 def export(gguf_path: Path, folder: Path) -> None:
-    """Write config.json and model.safetensors; nothing else is needed to run on token ids."""
+    """Write the configuration, the weights and the tokenizer."""
     checkpoint = GGUFCheckpoint(gguf_path)
     config = checkpoint.config
     tensors = {
@@ -34,6 +35,7 @@ def export(gguf_path: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf_config(config), indent=2))
+    save_tokenizer(load_tokenizer(gguf_path), folder)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
