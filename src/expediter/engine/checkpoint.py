@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from expediter.engine.architecture import ModelConfig, config_from_gguf, config_from_hf
 from expediter.engine.gguf_file import GGUFFile
+from expediter.engine.int4 import Int4Matrix
 from expediter.errors import ModelLoadError
 
 _GGUF_LAYER = {
@@ -39,6 +40,10 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The named tensor; `ModelLoadError` if it is missing, damaged or of another shape."""
+        ...
+
+    def int4(self, name: str) -> Int4Matrix | None:
+        """The named matrix, which `tensor` gave, in four-bit form; None if not stored so."""
         ...
 
 
@@ -73,6 +78,10 @@ class SafetensorsCheckpoint:
             raise ModelLoadError(f"{file}: {name} cannot be read: {error}") from error
         return _checked(file, name, tensor, shape)
 
+    def int4(self, name: str) -> Int4Matrix | None:  # noqa: ARG002
+        """None: these files hold floats."""
+        return None
+
 
 class GGUFCheckpoint:
     """One GGUF file, dequantised to float32, with llama.cpp's row order undone."""
@@ -98,9 +107,18 @@ class GGUFCheckpoint:
             raise ModelLoadError(f"{self._file.path} has no tensor {stored}")
         tensor = torch.from_numpy(self._file.load(stored))
         tensor = _checked(self._file.path, stored, tensor, shape)
-        if self._is_permuted and (".q_proj." in name or ".k_proj." in name):
-            return _pairs_to_halves(tensor, self.config.head_size)
-        return tensor
+        return _pairs_to_halves(tensor, self.config.head_size) if self._permutes(name) else tensor
+
+    def int4(self, name: str) -> Int4Matrix | None:
+        """The named matrix as its codes, if it is stored in Q4_0 or Q4_1."""
+        matrix = self._file.load_int4(_gguf_name(name))
+        if matrix is None or not self._permutes(name):
+            return matrix
+        rows = torch.arange(len(matrix.codes))
+        return matrix.reordered(_pairs_to_halves(rows, self.config.head_size))
+
+    def _permutes(self, name: str) -> bool:
+        return self._is_permuted and (".q_proj." in name or ".k_proj." in name)
 
 
 def _gguf_name(name: str) -> str:

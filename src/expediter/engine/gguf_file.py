@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from expediter.engine.int4 import Int4Matrix, read_int4
 from expediter.errors import ModelLoadError
 
 _MAGIC = b"GGUF"
@@ -60,20 +61,28 @@ class GGUFFile:
     def load(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor's values, dequantised into a new array; `name` must be in `tensors`."""
         tensor = self.tensors[name]
-        end = tensor.start + tensor.num_bytes
-        if end > len(self._data):
-            raise ModelLoadError(
-                f"{self.path}: truncated: {name} ends at byte {end} of {len(self._data)}"
-            )
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.start)
         try:
-            values = gguf.quants.dequantize(_typed(raw, tensor), tensor.quantization)
+            values = gguf.quants.dequantize(self._stored(name), tensor.quantization)
         except NotImplementedError:
             raise ModelLoadError(
                 f"{self.path}: {name} is stored as {tensor.quantization.name}, which cannot be read"
             ) from None
         # Stored floats come back as a view of the file.
         return np.require(values, np.float32, "W").reshape(tensor.shape)
+
+    def load_int4(self, name: str) -> Int4Matrix | None:
+        """The matrix in its four-bit form; None if it is stored in another."""
+        return read_int4(self._stored(name), self.tensors[name].quantization)
+
+    def _stored(self, name: str) -> npt.NDArray[Any]:
+        tensor = self.tensors[name]
+        end = tensor.start + tensor.num_bytes
+        if end > len(self._data):
+            raise ModelLoadError(
+                f"{self.path}: truncated: {name} ends at byte {end} of {len(self._data)}"
+            )
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.start)
+        return _typed(raw, tensor)
 
     def _parse(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._data[:4] != _MAGIC:

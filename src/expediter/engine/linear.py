@@ -2,7 +2,8 @@
 
 On CPU the weights are stored in oneDNN's blocked layout: about half the time of a plain
 product for a handful of rows, no loss for thousands (measured, benchmarks/engine.py). The
-packed weight replaces the plain one; nothing keeps both.
+packed weight replaces the plain one. A matrix whose checkpoint has four-bit codes keeps them
+as well: a few rows cost as much as reading the weights, and codes are a quarter to read.
 """
 
 from typing import Protocol
@@ -10,6 +11,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from expediter.engine.int4 import GROUP, Int4Matrix
+
+FEW_ROWS = 4  # codes take half the time of bfloat16 for 1 to 4 rows, and as much for 8 (measured)
 PACKED_ROWS = 16  # the row count that the blocked layout is chosen for
 
 
@@ -45,6 +49,33 @@ class PackedLinear:
         """[rows, in] to [rows, out]."""
         output: torch.Tensor = self._product(rows, self._weight, self._bias, "none", [], "")
         return output
+
+
+class Int4Linear:
+    """Four-bit codes for a few rows, `many` for more; `gain` scales columns, which codes cannot."""
+
+    def __init__(
+        self,
+        matrix: Int4Matrix,
+        *,
+        many: Linear,
+        bias: torch.Tensor | None,
+        gain: torch.Tensor | None,
+    ) -> None:
+        self._codes, self._groups = matrix.packed()
+        self._many = many
+        self._bias = bias
+        self._gain = gain
+        self._product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, in] to [rows, out]."""
+        if len(rows) > FEW_ROWS:
+            return self._many(rows)
+        if self._gain is not None:
+            rows = rows * self._gain
+        output: torch.Tensor = self._product(rows, self._codes, GROUP, self._groups)
+        return output if self._bias is None else output.add_(self._bias)
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -2,7 +2,8 @@
 
 Products that share an input are one matrix (Q, K and V; gate and up). Whatever only scales a
 product's input is multiplied into its weights, in float32, before they are rounded: the
-gains of RMSNorm with the square root of the width, and attention's 1/sqrt(head size).
+gains of RMSNorm with the square root of the width, and attention's 1/sqrt(head size). Only
+four-bit codes have no place for gains, and take them along.
 """
 
 import math
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from expediter.engine.checkpoint import Checkpoint
-from expediter.engine.linear import Linear, make_linear
+from expediter.engine.int4 import ROW_MULTIPLE, Int4Matrix, int4_serves, joined
+from expediter.engine.linear import Int4Linear, Linear, make_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,22 @@ class ModelWeights:
     head: Linear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Projection:
+    """One matrix as read, in float32, and its codes if it has any."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    int4: Int4Matrix | None
+
+    def scaled(self, factor: float) -> "_Projection":
+        return _Projection(
+            weight=self.weight * factor,
+            bias=None if self.bias is None else self.bias * factor,
+            int4=None if self.int4 is None else self.int4.scaled(factor),
+        )
+
+
 class WeightLoader:
     """Reads one checkpoint into one dtype and device."""
 
@@ -41,6 +59,7 @@ class WeightLoader:
         self._config = checkpoint.config
         self._dtype = dtype
         self._device = device
+        self._uses_int4 = int4_serves(dtype, device)
 
     def load(self) -> ModelWeights:
         """All of the model; `ModelLoadError` names the first tensor that is not as it should."""
@@ -72,46 +91,47 @@ class WeightLoader:
     def _qkv(self, name: str, gain: torch.Tensor) -> Linear:
         config = self._config
         scales = {"q": 1 / math.sqrt(config.head_size), "k": 1.0, "v": 1.0}
-        weights, biases = [], []
+        parts = []
         for part, scale in scales.items():
             heads = config.num_heads if part == "q" else config.num_kv_heads
             shape = (heads * config.head_size, config.hidden_size)
-            weight, bias = self._read(f"{name}.{part}_proj", shape, has_bias=config.qkv_bias)
-            weights.append(weight * (gain * scale))
-            if bias is not None:
-                biases.append(bias * scale)
-        return self._joined(weights, biases)
+            read = self._read(f"{name}.{part}_proj", shape, has_bias=config.qkv_bias)
+            parts.append(read.scaled(scale))
+        return self._joined(parts, gain)
 
     def _gate_up(self, name: str, gain: torch.Tensor) -> Linear:
         shape = (self._config.intermediate_size, self._config.hidden_size)
-        weights, biases = [], []
-        for part in ("gate_proj", "up_proj"):
-            weight, bias = self._read(f"{name}.{part}", shape, has_bias=self._config.mlp_bias)
-            weights.append(weight * gain)
-            if bias is not None:
-                biases.append(bias)
-        return self._joined(weights, biases)
+        has_bias = self._config.mlp_bias
+        names = (f"{name}.gate_proj", f"{name}.up_proj")
+        return self._joined([self._read(part, shape, has_bias=has_bias) for part in names], gain)
 
     def _single(self, name: str, shape: tuple[int, int], *, has_bias: bool) -> Linear:
-        weight, bias = self._read(name, shape, has_bias=has_bias)
-        return self._joined([weight], [] if bias is None else [bias])
+        return self._joined([self._read(name, shape, has_bias=has_bias)])
 
-    def _read(
-        self, name: str, shape: tuple[int, int], *, has_bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight = self._checkpoint.tensor(f"{name}.weight", shape).float()
-        if not has_bias:
-            return weight, None
-        return weight, self._checkpoint.tensor(f"{name}.bias", shape[:1]).float()
+    def _read(self, name: str, shape: tuple[int, int], *, has_bias: bool) -> _Projection:
+        read = self._checkpoint.tensor
+        return _Projection(
+            weight=read(f"{name}.weight", shape).float(),
+            bias=read(f"{name}.bias", shape[:1]).float() if has_bias else None,
+            int4=self._checkpoint.int4(f"{name}.weight") if self._uses_int4 else None,
+        )
 
     def _gain(self, name: str) -> torch.Tensor:
         width = self._config.hidden_size
         gain = self._checkpoint.tensor(f"{name}.weight", (width,)).float()
         return gain * math.sqrt(width)
 
-    def _joined(self, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> Linear:
+    def _joined(self, parts: list[_Projection], gain: torch.Tensor | None = None) -> Linear:
+        """The parts' rows in one product of an input that `gain`, if given, scales first."""
+        weight = torch.cat([part.weight for part in parts])
+        biases = [part.bias for part in parts if part.bias is not None]
         bias = self._place(torch.cat(biases)) if biases else None
-        return make_linear(self._place(torch.cat(weights)), bias)
+        linear = make_linear(self._place(weight if gain is None else weight * gain), bias)
+        matrices = [part.int4 for part in parts if part.int4 is not None]
+        if len(matrices) < len(parts) or len(weight) % ROW_MULTIPLE:
+            return linear
+        gain = None if gain is None else self._place(gain)
+        return Int4Linear(joined(matrices), many=linear, bias=bias, gain=gain)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self._device, dtype=self._dtype)
