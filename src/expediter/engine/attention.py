@@ -33,7 +33,8 @@ def attend(query: torch.Tensor, pieces: torch.Tensor, batch: ForwardBatch) -> to
 def attend_decodes(query: torch.Tensor, pieces: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
     """One query token a request, each over its own context."""
     num_requests, num_kv_heads, num_shared, size = query.shape
-    keys, values = _gather(pieces, group.pieces, (-1, group.num_slots, size))
+    torch.index_select(pieces, 0, group.pieces, out=group.gathered)
+    keys, values = group.gathered.view(2, -1, group.num_slots, size)
     if num_requests * group.num_slots <= FEW_SLOTS:
         shape = (num_requests, num_kv_heads, group.num_slots, size)
         return functional.scaled_dot_product_attention(

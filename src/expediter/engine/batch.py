@@ -25,12 +25,14 @@ class DecodeGroup:
 
     `pieces` names rows of the layer's pool, [K or V, request, head, block] flattened;
     `mask` [request, 1, num_slots] is minus infinity past each request's own context.
+    `gathered` is room for those rows, one for all layers (measured: a new one costs more).
     """
 
     rows: slice
     num_slots: int
     pieces: torch.Tensor
     mask: torch.Tensor
+    gathered: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,14 @@ class BatchBuilder:
         lengths = torch.tensor([_context(chunk) for chunk in chunks])
         mask = torch.zeros(len(chunks), 1, num_slots, dtype=self._dtype)
         mask[torch.arange(num_slots) >= lengths[:, None, None]] = -torch.inf
+        pieces = self._pieces(table)
+        width = self._layout.block_size * self._layout.head_size
         return DecodeGroup(
             rows=slice(start, start + len(chunks)),
             num_slots=num_slots,
-            pieces=self._pieces(table),
+            pieces=pieces,
             mask=self._on_device(mask),
+            gathered=torch.empty(len(pieces), width, dtype=self._dtype, device=self._device),
         )
 
     def _prefill(self, chunk: ScheduledChunk, start: int) -> PrefillChunk:
