@@ -2,7 +2,7 @@
 
 | model | source |
 |---|---|
-| `FITS` | least squares on grids of NVIDIA's aiconfigurator-core 0.12.0 (see `grid.py`) |
+| `FITS` | least squares on grids of NVIDIA's aiconfigurator-core 0.12.0 (`routing/gpu_cost.py`) |
 | `DistServeCost` | LLMServe/DistServe at 82831f1, simdistserve/estimators/time_estimator.py |
 | `PrebleMistral`, `PREBLE_LLAMA` | WukLab/preble at 8e7906a, exp_configs/model_equations.py |
 
@@ -17,34 +17,29 @@ from typing import Any
 import msgspec
 
 from expediter.errors import ConfigError
+from expediter.routing import gpu_cost
+from expediter.routing.gpu_cost import GpuCost
 from expediter.scheduling.output import StepWork
 from expediter.simulation.costs import MS, QuadraticFit, combined
 
+
+def _fit(cost: GpuCost) -> QuadraticFit:
+    """The regression that routing uses, as the cost of a whole step."""
+    return QuadraticFit(
+        prefill=(cost.prefill_base, cost.prefill_per_token, cost.prefill_per_pair),
+        decode=(cost.step_base, cost.step_per_request, cost.step_per_context_token),
+    )
+
+
 FITS = {
-    "llama3-70b-8xh100-sglang": QuadraticFit(
-        prefill=(7.15, 0.04051, 4.716e-7), decode=(9.52, 0.0274, 1.397e-5)
-    ),
-    "llama3-70b-8xh100-vllm": QuadraticFit(
-        prefill=(6.38, 0.03867, 4.689e-7), decode=(9.93, 0.0266, 1.365e-5)
-    ),
-    "llama3-70b-4xh100-sglang": QuadraticFit(
-        prefill=(6.01, 0.06365, 1.001e-6), decode=(15.13, 0.0306, 2.824e-5)
-    ),
-    "llama3-70b-8xh200-sglang": QuadraticFit(
-        prefill=(7.56, 0.03936, 4.589e-7), decode=(7.88, 0.0305, 9.638e-6)
-    ),
-    "llama3-70b-8xa100-vllm": QuadraticFit(
-        prefill=(14.50, 0.09948, 1.704e-6), decode=(17.37, 0.0715, 2.708e-5)
-    ),
-    "llama2-13b-1xa100-sglang": QuadraticFit(
-        prefill=(11.47, 0.10325, 4.141e-6), decode=(18.94, 0.0403, 8.165e-4)
-    ),
-    "llama3-8b-1xa100-vllm": QuadraticFit(
-        prefill=(8.04, 0.05468, 2.957e-6), decode=(11.55, 0.0370, 8.024e-5)
-    ),
-    "llama3-8b-1xh100-vllm": QuadraticFit(
-        prefill=(2.86, 0.01937, 7.926e-7), decode=(6.39, 0.0098, 4.337e-5)
-    ),
+    "llama3-70b-8xh100-sglang": _fit(gpu_cost.LLAMA3_70B_8XH100_SGLANG),
+    "llama3-70b-8xh100-vllm": _fit(gpu_cost.LLAMA3_70B_8XH100_VLLM),
+    "llama3-70b-4xh100-sglang": _fit(gpu_cost.LLAMA3_70B_4XH100_SGLANG),
+    "llama3-70b-8xh200-sglang": _fit(gpu_cost.LLAMA3_70B_8XH200_SGLANG),
+    "llama3-70b-8xa100-vllm": _fit(gpu_cost.LLAMA3_70B_8XA100_VLLM),
+    "llama2-13b-1xa100-sglang": _fit(gpu_cost.LLAMA2_13B_A100_SGLANG),
+    "llama3-8b-1xa100-vllm": _fit(gpu_cost.LLAMA3_8B_A100_VLLM),
+    "llama3-8b-1xh100-vllm": _fit(gpu_cost.LLAMA3_8B_H100_VLLM),
 }
 
 Coefficients = tuple[float, float, float]
