@@ -1,0 +1,18 @@
+"""Config to wired objects: the only package that names them all."""
+
+from expediter.assemble.experiment import run_experiment
+from expediter.assemble.fleet import run_fleet
+from expediter.assemble.gateway import run_gateway
+from expediter.assemble.policies import build_policy
+from expediter.assemble.worker import build_publisher, fetch_model, run_worker, with_model
+
+__all__ = [
+    "build_policy",
+    "build_publisher",
+    "fetch_model",
+    "run_experiment",
+    "run_fleet",
+    "run_gateway",
+    "run_worker",
+    "with_model",
+]

@@ -1,0 +1,78 @@
+"""`up`, `worker`, `serve` and `fetch`: processes that serve, and the model they need."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from expediter import assemble
+from expediter.cli.options import File, Model, Port, Set, absolute, load
+from expediter.config import environment
+
+app = typer.Typer()
+
+
+@app.command()
+def up(
+    config: File = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many workers.")] = None,
+    model: Model = None,
+    port: Port = None,
+    settings: Set = None,
+) -> None:
+    """Start a gateway and its workers on this machine, and keep them running."""
+    flags = {
+        "fleet.num-workers": workers,
+        "worker.engine.model": absolute(model),
+        "gateway.port": port,
+    }
+    assemble.run_fleet(
+        load(config, settings, flags), environ=environment(), console=Console(highlight=False)
+    )
+
+
+@app.command()
+def worker(
+    config: File = None,
+    model: Model = None,
+    name: Annotated[str | None, typer.Option("--id", help="The worker's name.")] = None,
+    port: Port = None,
+    settings: Set = None,
+) -> None:
+    """Start one worker: a model behind the OpenAI API."""
+    flags = {
+        "worker.engine.model": absolute(model),
+        "worker.worker-id": name,
+        "worker.port": port,
+    }
+    assemble.run_worker(load(config, settings, flags).worker, environ=environment())
+
+
+@app.command()
+def serve(
+    config: File = None,
+    workers: Annotated[
+        list[str] | None, typer.Option("--worker", metavar="URL", help="May be repeated.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="How requests are placed.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The workers' model folder or GGUF.")
+    ] = None,
+    port: Port = None,
+    settings: Set = None,
+) -> None:
+    """Start the gateway in front of workers that run already."""
+    flags = {
+        "gateway.workers": [{"url": url} for url in workers] if workers else None,
+        "gateway.routing.policy": policy,
+        "gateway.tokenizer": absolute(tokenizer),
+        "gateway.port": port,
+    }
+    assemble.run_gateway(load(config, settings, flags).gateway)
+
+
+@app.command()
+def fetch() -> None:
+    """Fetch the default model unless the cache has it, and print its path."""
+    sys.stdout.write(f"{assemble.fetch_model(environ=environment())}\n")

@@ -1,0 +1,77 @@
+"""Settings of placement: which policy, and each policy's own."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from expediter.config.section import Fraction, NotNegative, Positive, Seconds, Section
+
+
+class StickyConfig(Section, frozen=True, kw_only=True):
+    """Where no session is named, the prompt's first `num_blocks` blocks are its key."""
+
+    num_blocks: Positive = 160
+    num_points: Positive = 100  # of a worker on the hash ring
+    slack_requests: Annotated[int, msgspec.Meta(ge=0)] = 8  # that never count as overload
+
+
+class SglangConfig(Section, frozen=True, kw_only=True):
+    """The settings of SGLang's router, under its names; requests in flight are its load."""
+
+    cache_threshold: Fraction = 0.3  # share of a prompt that must match
+    balance_abs_threshold: Annotated[int, msgspec.Meta(ge=0)] = 64
+    balance_rel_threshold: NotNegative = 1.5
+    max_tree_tokens: Positive = 2**24  # a worker
+    explore: Literal["smallest-tree", "shortest-queue"] = "smallest-tree"
+
+
+class DynamoConfig(Section, frozen=True, kw_only=True):
+    """The settings of NVIDIA Dynamo's KV router, under its names."""
+
+    overlap_weight: NotNegative = 1.0
+    temperature: NotNegative = 0.0  # 0 takes the best worker, more draws among the good ones
+
+
+class PrebleConfig(Section, frozen=True, kw_only=True):
+    """E2's settings. `gpu_cost` names the regression that turns tokens into seconds."""
+
+    gpu_cost: str = "worked-example"
+    window_seconds: Seconds = 180.0
+    expected_output_tokens: Positive = 128  # until the workers' answers tell
+    capacity_tokens: Positive | None = None  # KV memory of a worker that does not tell its own
+    max_blocks: Positive = 2**20  # what is remembered at the most
+    rebalance_threshold: NotNegative = 1.5
+    imbalance_ratio: Fraction = 0.7  # 1 turns the balance of prefill and decode off
+
+
+PolicyName = Literal[
+    "cache-aware",
+    "round-robin",
+    "random",
+    "least-loaded",
+    "power-of-two",
+    "sticky",
+    "sglang",
+    "dynamo",
+    "preble",
+]
+
+
+class RoutingConfig(Section, frozen=True, kw_only=True):
+    """`load_weight` is lambda and `max_imbalance` epsilon of the cache-aware rule (and the ring's).
+
+    `slack_tokens` is outstanding work that never counts as overload. The `assumed` settings
+    bound what is taken to be cached at a worker that publishes no KV events.
+    """
+
+    policy: PolicyName = "cache-aware"
+    load_weight: NotNegative = 0.0  # matched tokens that one token of load outweighs
+    max_imbalance: NotNegative = 0.2
+    slack_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1024
+    block_size: Positive = 16  # tokens in a block, until a worker's events tell its own
+    assumed_blocks: Positive = 65536  # a worker
+    assumed_seconds: Seconds = 600.0
+    sticky: StickyConfig = StickyConfig()
+    sglang: SglangConfig = SglangConfig()
+    dynamo: DynamoConfig = DynamoConfig()
+    preble: PrebleConfig = PrebleConfig()
