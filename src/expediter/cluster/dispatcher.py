@@ -40,16 +40,27 @@ class Dispatcher:
         policy: RoutingPolicy,
         config: RoutingConfig,
         clock: Clock,
+        work: OutstandingWork | None = None,
     ) -> None:
+        """`work` counts what is in flight; one that other processes see too, if several serve."""
         self._membership = membership
         self._index = index
+        self._by_load = LeastLoaded()
+        self._clock = clock
+        self.use(policy, config)
+        self.work = work or OutstandingWork()
+        self.log = DecisionLog()
+
+    @property
+    def uses_prefixes(self) -> bool:
+        """Whether requests are placed by their prompts."""
+        return self._policy.uses_prefixes
+
+    def use(self, policy: RoutingPolicy, config: RoutingConfig) -> None:
+        """Place by this policy from now on; what runs is not moved."""
         self._policy = policy
         self._learner = policy if isinstance(policy, Learner) else None
-        self._by_load = LeastLoaded()
         self._config = config
-        self._clock = clock
-        self.work = OutstandingWork()
-        self.log = DecisionLog()
 
     async def dispatch(
         self, request: RoutedRequest, forwarded: ForwardedRequest, sink: ResponseSink
