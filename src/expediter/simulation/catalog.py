@@ -1,10 +1,12 @@
 """Cost models by name, as a command line or a configuration names them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from expediter.errors import ConfigError
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.grid import grid_names, packaged_grid
+from expediter.simulation.measured import load_cost
 from expediter.simulation.published import DISTSERVE, FITS, PREBLE_LLAMA, PrebleMistral
 
 DEFAULT_COST = "llama3-70b_h100_sxm_sglang_tp8"
@@ -16,7 +18,9 @@ def cost_names() -> list[str]:
 
 
 def named_cost(name: str) -> CostModel:
-    """The cost model with this name; `ConfigError` says which there are."""
+    """The cost model with this name, or in this file; `ConfigError` says which there are."""
+    if name.endswith((".json", ".csv")):
+        return load_cost(Path(name))
     if name in grid_names():
         return packaged_grid(name)
     others = _others()

@@ -68,6 +68,8 @@ class GridCost:
         """`rows` have the columns kind, batch, new_tokens, context and latency_ms."""
         decode = _rows(rows, kind="decode", column="batch")
         prefill = _rows(rows, kind="prefill", column="new_tokens")
+        if 1.0 not in decode:
+            raise ValueError("no decode with batch 1")
         prefill[1.0] = decode[1.0]
         self._decode = _Surface(decode)
         self._prefill = _Surface(prefill)
