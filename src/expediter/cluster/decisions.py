@@ -27,6 +27,8 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     ttft: float | None = None
     is_answered: bool = False
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
     error: str | None = None
 
 

@@ -176,6 +176,9 @@ class Dispatcher:
         if decision.status is None or decision.status >= 300:
             return
         decision.is_answered = True
+        if usage is not None:
+            decision.prompt_tokens = usage.prompt_tokens
+            decision.output_tokens = usage.output_tokens
         if usage is not None and usage.cached_tokens is not None:
             self.log.answered(
                 decision, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
