@@ -44,7 +44,9 @@ def pool_costs(cache: PrefixCache) -> dict[str, float]:
     def measure(name: str, action: Callable[[], object]) -> None:
         best[name] = min(best.get(name, float("inf")), seconds(action))
 
-    blocks = pool._blocks
+    blocks = pool.allocate(NUM_BLOCKS)
+    assert blocks is not None
+    pool.free(blocks)
     for run in range(NUM_RUNS):
         chain = names(run)
         measure("allocate, evicting" if run else "allocate", lambda: pool.allocate(NUM_BLOCKS))

@@ -37,30 +37,51 @@ def hold(pool: BlockPool, text: str) -> list[KVCacheBlock]:
     return hits + blocks
 
 
-@given(st.lists(st.tuples(st.sampled_from(["append", "left", "pop", "remove"]), st.integers(0, 5))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["cached", "nameless", "pop", "hit"]), st.integers(0, 5)))
+)
 def test_the_free_queue_is_a_deque(operations: list[tuple[str, int]]) -> None:
-    queue, oracle = FreeBlockQueue(), deque[KVCacheBlock]()
-    blocks = [KVCacheBlock(block_id) for block_id in range(6)]
+    queue, oracle = FreeBlockQueue(6), deque(range(6))
+    held: list[KVCacheBlock] = []
+    cached: set[int] = set()
     for operation, index in operations:
-        block = blocks[index]
-        if operation == "append" and block not in oracle:
-            queue.extend([block])
-            oracle.append(block)
-        elif operation == "left" and block not in oracle:
-            queue.extendleft([block])
-            oracle.appendleft(block)
-        elif operation == "remove" and block in oracle:
-            queue.remove(block)
-            oracle.remove(block)
-        elif operation == "pop" and oracle:
-            assert queue.popleft(1) == [oracle.popleft()]
-        assert list(queue) == list(oracle)
+        if operation == "pop" and oracle:
+            held += queue.take_nameless(1) or queue.take_cached(1)
+            assert held[-1].block_id == oracle.popleft()
+            cached.discard(held[-1].block_id)
+        elif operation == "hit" and index in cached:
+            queue.remove(queue.made[index])
+            held.append(queue.made[index])
+            oracle.remove(index)
+            cached.remove(index)
+        elif operation == "nameless" and held:
+            block = held.pop(index % len(held))
+            queue.put_nameless([block])
+            oracle.appendleft(block.block_id)
+        elif operation == "cached" and held:
+            block = held.pop(index % len(held))
+            queue.put_cached([block])
+            oracle.append(block.block_id)
+            cached.add(block.block_id)
+        assert list(queue.block_ids()) == list(oracle)
         assert len(queue) == len(oracle)
 
 
 def test_an_empty_queue_has_nothing_to_give() -> None:
+    queue = FreeBlockQueue(0)
+    assert queue.take_nameless(1) == []
     with pytest.raises(KeyError):
-        FreeBlockQueue().popleft(1)
+        queue.take_cached(1)
+
+
+def test_a_block_is_made_when_it_is_first_used() -> None:
+    pool = BlockPool(1_000_000, cache=HashPrefixCache())
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    pool.free(blocks)
+    pool.allocate(3)
+    assert len(pool._free.made) == 3
+    assert pool.num_free_blocks == 999_997
 
 
 @pytest.mark.parametrize("cache", CACHES)

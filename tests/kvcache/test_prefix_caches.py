@@ -87,10 +87,10 @@ class PrefixCachesAgree(RuleBasedStateMachine):
     @invariant()
     def they_hold_the_same(self) -> None:
         self.agree([len(pair.pool.cache) for pair in self.pairs])
-        self.agree([ids(list(pair.pool._free)) for pair in self.pairs])
+        self.agree([list(pair.pool._free.block_ids()) for pair in self.pairs])
         self.agree([pair.pool.events for pair in self.pairs])
         for pair in self.pairs:
-            names = {block.block_hash for block in pair.pool._blocks if block.block_hash}
+            names = {block.block_hash for block in pair.pool._free.made if block.block_hash}
             assert len(names) == len(pair.pool.cache)
             # Names are spelled out here, so a parent is a name without its last letter.
             assert all(len(name) == 1 or name[:-1] in names for name in names)

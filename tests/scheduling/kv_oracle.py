@@ -201,11 +201,12 @@ def check_consistency(scheduler: Scheduler, listener: Listener) -> None:
             holders[block.block_id] += 1
             is_cached = index < sequence.num_cached_blocks
             assert block.block_hash == (sequence.block_hashes[index] if is_cached else None)
-    assert {block.block_id: block.ref_cnt for block in pool._blocks} == holders
-    queued = [block.block_id for block in pool._free]
+    made = pool._free.made
+    assert holders == dict.fromkeys(holders, 0) | {b.block_id: b.ref_cnt for b in made}
+    queued = list(pool._free.block_ids())
     assert sorted(queued) == [block_id for block_id, count in holders.items() if count == 0]
     assert kv_cache.num_used_blocks == kv_cache.num_total_blocks - len(queued)
-    cached = [block.block_hash for block in pool._blocks if block.block_hash is not None]
+    cached = [block.block_hash for block in made if block.block_hash is not None]
     assert len(cached) == len(set(cached)) == kv_cache.num_cached_blocks
     assert set(cached) == set(listener.parent_of)
     assert [s.rank for s in scheduler._running] == sorted(s.rank for s in scheduler._running)

@@ -60,8 +60,8 @@ class Simulation:
                 for s in scheduler._running
             ],
             [s.request_id for s in scheduler._waiting.candidates()],
-            [(b.block_id, b.ref_cnt, b.block_hash) for b in pool._blocks],
-            [b.block_id for b in pool._free],
+            [(b.block_id, b.ref_cnt, b.block_hash) for b in pool._free.made],
+            list(pool._free.block_ids()),
             scheduler.num_preemptions,
             scheduler.load(),
         )

@@ -1,12 +1,14 @@
 """A slot's worth of KV, and the order in which free ones are reused.
 
-The queue is a linked list, so a block in its middle can be taken out, when a prompt hits it,
-without looking for it. The design is vLLM's (vllm/v1/core/kv_cache_utils.py); the list here is
-Python's ordered dict, whose links are in C.
+A cached block can be taken out of the queue's middle, when a prompt hits it, without looking for
+it. The design is vLLM's (vllm/v1/core/kv_cache_utils.py), with Python's ordered dict, whose links
+are in C, for the linked list. Blocks without a name are never looked for, so they need only a
+stack; and most of a large memory may never be used, so a block is made when it first is.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,35 +31,58 @@ class KVCacheBlock:
 
 
 class FreeBlockQueue:
-    """Free blocks, the next to be reused first. Every operation takes constant time a block."""
+    """Free blocks in order of reuse: nameless ones, those never used, cached ones.
 
-    def __init__(self, blocks: Iterable[KVCacheBlock] = ()) -> None:
-        self._blocks = OrderedDict.fromkeys(blocks)
+    Every operation takes constant time a block. `made` holds the blocks used so far by their ids.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.made: list[KVCacheBlock] = []
+        self._num_blocks = num_blocks
+        self._nameless: list[KVCacheBlock] = []  # the last is the next
+        self._cached: OrderedDict[KVCacheBlock, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._nameless) + self._num_blocks - len(self.made) + len(self._cached)
 
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        return iter(self._blocks)
+    def block_ids(self) -> Iterator[int]:
+        """All ids, the next to be reused first."""
+        unused = range(len(self.made), self._num_blocks)
+        nameless = (block.block_id for block in reversed(self._nameless))
+        return chain(nameless, unused, (block.block_id for block in self._cached))
 
-    def popleft(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take out the first blocks; there must be so many."""
-        pop = self._blocks.popitem
+    def take_nameless(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take out the first blocks, as many as need not be evicted."""
+        blocks = self._nameless[: -num_blocks - 1 : -1]
+        del self._nameless[len(self._nameless) - len(blocks) :]
+        if len(blocks) < num_blocks:
+            start = len(self.made)
+            end = min(start + num_blocks - len(blocks), self._num_blocks)
+            new = list(map(KVCacheBlock, range(start, end)))
+            self.made += new
+            blocks += new
+        return blocks
+
+    def take_cached(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take out the first cached blocks; there must be so many."""
+        pop = self._cached.popitem
         return [pop(False)[0] for _ in range(num_blocks)]
 
-    def extend(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Put blocks last, in order."""
-        queue = self._blocks
-        for block in blocks:
-            queue[block] = None
-
-    def extendleft(self, blocks: Iterable[KVCacheBlock]) -> None:
+    def put_nameless(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put each block first; the last of them is then the next to be reused."""
-        queue = self._blocks
+        self._nameless.extend(blocks)
+
+    def put_cached(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put blocks last, in order."""
+        queue = self._cached
         for block in blocks:
             queue[block] = None
-            queue.move_to_end(block, last=False)
 
     def remove(self, block: KVCacheBlock) -> None:
-        """Take out a block that is in the queue."""
-        del self._blocks[block]
+        """Take out a cached block that is in the queue."""
+        del self._cached[block]
+
+    def forget_names(self) -> None:
+        """The cached blocks are nameless from now on; their order stays."""
+        self._nameless[:0] = reversed(self._cached)
+        self._cached.clear()

@@ -25,8 +25,7 @@ class BlockPool:
         self.num_total_blocks = num_blocks
         self.cache = cache
         self.events: list[KVCacheEvent] = []
-        self._blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
-        self._free = FreeBlockQueue(self._blocks)
+        self._free = FreeBlockQueue(num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -42,12 +41,13 @@ class BlockPool:
         """Blocks with one holder and no name, evicting what must go; None if too few are free."""
         if num_blocks > len(self._free):
             return None
-        blocks = self._free.popleft(num_blocks)
+        blocks = self._free.take_nameless(num_blocks)
+        if len(blocks) < num_blocks:
+            evicted = self._free.take_cached(num_blocks - len(blocks))
+            self.events.append(BlockRemoved(block_hashes=self.cache.remove(evicted)))
+            blocks += evicted
         for block in blocks:
             block.ref_cnt = 1
-        evicted = [block for block in blocks if block.block_hash is not None]
-        if evicted:
-            self.events.append(BlockRemoved(block_hashes=self.cache.remove(evicted)))
         return blocks
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -68,15 +68,16 @@ class BlockPool:
             block.ref_cnt = num_left
             if not num_left:
                 (nameless if block.block_hash is None else named).append(block)
-        self._free.extendleft(nameless)
-        self._free.extend(named)
+        self._free.put_nameless(nameless)
+        self._free.put_cached(named)
 
     def clear_cache(self) -> bool:
         """Forget every prefix; False, and nothing changes, while any block is held."""
         if self.num_used_blocks:
             return False
         self.cache.clear()
-        for block in self._blocks:
+        for block in self._free.made:
             block.block_hash = None
+        self._free.forget_names()
         self.events.append(AllBlocksCleared())
         return True
