@@ -20,6 +20,12 @@ from expediter.config.gateway import (
     TenantConfig,
     WorkerEndpoint,
 )
+from expediter.config.operations import (
+    AccessLogConfig,
+    AdminConfig,
+    TlsConfig,
+    WorkerTlsConfig,
+)
 from expediter.config.routing import (
     DynamoConfig,
     PolicyName,
@@ -45,6 +51,8 @@ from expediter.config.worker import (
 
 __all__ = [
     "ENV_PREFIX",
+    "AccessLogConfig",
+    "AdminConfig",
     "Config",
     "DynamoConfig",
     "EngineConfig",
@@ -65,8 +73,10 @@ __all__ = [
     "StickyConfig",
     "TenancyConfig",
     "TenantConfig",
+    "TlsConfig",
     "WorkerConfig",
     "WorkerEndpoint",
+    "WorkerTlsConfig",
     "cache_dir",
     "child_environment",
     "environment",

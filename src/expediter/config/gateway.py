@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from expediter.config.operations import AccessLogConfig, AdminConfig, TlsConfig, WorkerTlsConfig
 from expediter.config.routing import RoutingConfig
 from expediter.config.section import Port, Positive, Seconds, Section
 
@@ -21,7 +22,7 @@ class TenantConfig(Section, frozen=True, kw_only=True):
     """One tenant. `keys` are hashes of its API keys; a limit that is not set does not limit."""
 
     tenant_id: Annotated[str, msgspec.Meta(min_length=1)]
-    keys: tuple[Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")], ...]
+    keys: tuple[Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")], ...] = ()
     cache_salt: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{16,128}$")] | None = None
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
@@ -29,13 +30,17 @@ class TenantConfig(Section, frozen=True, kw_only=True):
 
 
 class TenancyConfig(Section, frozen=True, kw_only=True):
-    """Who may use the gateway. `secret` makes the cache salts of tenants that give none."""
+    """Who may use the gateway. `secret` makes the cache salts of tenants that give none.
+
+    `key_file` holds more keys, a line each: tenant-id and hash.
+    """
 
     tenants: tuple[TenantConfig, ...]
     secret: Annotated[str, msgspec.Meta(min_length=16)] | None = None
     worker_authorization: Annotated[str, msgspec.Meta(pattern="^[!-~]([ -~]*[!-~])?$")] | None = (
         None  # sent to workers; the clients' keys never are
     )
+    key_file: str | None = None
     assumed_output_tokens: Positive = 1024  # reserved where a request sets no limit
 
 
@@ -54,6 +59,11 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     keep_alive_seconds: Seconds = 75.0  # a client's connection without a request
     shutdown_seconds: Seconds = 10.0  # how long requests in flight may take to finish
     health_interval_seconds: Seconds = 1.0
+    processes: Positive = 1  # that share the port, each with an index of its own
     workers: tuple[WorkerEndpoint, ...] = ()
     routing: RoutingConfig = RoutingConfig()
     tenancy: TenancyConfig | None = None  # without it the gateway is open to all
+    admin: AdminConfig = AdminConfig()
+    tls: TlsConfig | None = None  # without it clients speak plain HTTP
+    worker_tls: WorkerTlsConfig = WorkerTlsConfig()
+    access_log: AccessLogConfig | None = None

@@ -9,6 +9,7 @@ ahead is told to wait.
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -32,9 +33,13 @@ Handler = Callable[[HttpRequest, "ClientConnection"], Awaitable[None]]
 class HttpServer:
     """Accepts connections, and closes those that stall; call `sweep` now and then."""
 
-    def __init__(self, handler: Handler, config: GatewayConfig) -> None:
+    def __init__(
+        self, handler: Handler, config: GatewayConfig, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`config` may be replaced while it runs; `tls` is None for plain HTTP."""
         self.handler = handler
         self.config = config
+        self.tls = tls
         self.connections: set[ClientConnection] = set()
         self.is_stopping = False
         self._listener: asyncio.Server | None = None
@@ -49,7 +54,12 @@ class HttpServer:
     async def start(self) -> None:
         """Listen; raises OSError if the address is taken."""
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: ClientConnection(self), self.config.host, self.config.port, backlog=1024
+            lambda: ClientConnection(self),
+            self.config.host,
+            self.config.port,
+            backlog=1024,
+            ssl=self.tls,
+            reuse_port=self.config.processes > 1,
         )
 
     async def stop(self) -> None:
@@ -81,7 +91,6 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._config = server.config
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(
             self,
@@ -166,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
 
     def check_silence(self, now: float) -> None:
         """Give the client up if it has kept still for longer than its state allows."""
-        config = self._config
+        config = self._server.config
         silence = now - self._last_read
         if self._stalled_since is not None:
             if now - self._stalled_since > config.idle_seconds:
@@ -226,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
     def _answer_refused(self, error: BadRequest) -> None:
         reply = error_reply(error.status, str(error))
         self.write(render_reply(reply, keeps_alive=False))
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
         self._refused_at = self._loop.time()
 

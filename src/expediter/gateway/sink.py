@@ -23,7 +23,7 @@ _USAGE = re.compile(rb'"(prompt|cached|completion)_tokens"\s*:\s*(\d{1,12})\b')
 class ClientSink:
     """One answer on its way to one client; see ResponseSink."""
 
-    _decision: Decision | None = None
+    decision: Decision | None = None
     _inflow: Inflow | None = None
     _wraps = False  # the gateway makes chunks of a body that came without framing
     _is_chunked = False
@@ -42,7 +42,7 @@ class ClientSink:
 
     def placed(self, decision: Decision) -> None:
         """Remember whom to name in the headers."""
-        self._decision = decision
+        self.decision = decision
 
     def start(self, head: ResponseHead, inflow: Inflow) -> bool:
         """Write the head."""
@@ -136,7 +136,7 @@ class ClientSink:
 
     def _own_lines(self) -> bytes:
         """The decision, and how this hop is framed."""
-        decision = self._decision
+        decision = self.decision
         assert decision is not None
         return (
             b"x-expediter-worker: %b\r\n"

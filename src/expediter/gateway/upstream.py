@@ -20,14 +20,21 @@ _BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 class HttpWorker:
     """The worker behind one URL. Call `sweep` now and then: that is what enforces time-outs."""
 
-    def __init__(self, endpoint: WorkerEndpoint, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        endpoint: WorkerEndpoint,
+        config: GatewayConfig,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`config` may be replaced; `tls` is for https, by default the system's trust."""
         url = urlsplit(endpoint.url)
         self._host = url.hostname or "127.0.0.1"
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
         self._authority = url.netloc.rpartition("@")[2].encode()
         self._base_path = url.path.rstrip("/").encode()
-        self._config = config
+        self.config = config
         self._idle: list[UpstreamConnection] = []
         self._all: set[UpstreamConnection] = set()
 
@@ -72,7 +79,7 @@ class HttpWorker:
             exchange = connection.exchange
             if exchange is None or exchange.is_paused:
                 continue
-            config = self._config
+            config = self.config
             limit = config.idle_seconds if exchange.has_started else config.first_byte_seconds
             if now - exchange.last_activity > limit:
                 exchange.fail(WorkerSilent(f"the worker has been silent for {limit:g} s"))
@@ -106,7 +113,7 @@ class HttpWorker:
 
     async def _connect(self) -> "UpstreamConnection":
         loop = asyncio.get_running_loop()
-        seconds = self._config.connect_seconds
+        seconds = self.config.connect_seconds
         try:
             async with asyncio.timeout(seconds):
                 _, connection = await loop.create_connection(
