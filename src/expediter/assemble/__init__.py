@@ -3,6 +3,7 @@
 from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
+from expediter.assemble.planner import run_size_plan
 from expediter.assemble.policies import build_policy
 from expediter.assemble.worker import build_publisher, fetch_model, run_worker, with_model
 
@@ -13,6 +14,7 @@ __all__ = [
     "run_experiment",
     "run_fleet",
     "run_gateway",
+    "run_size_plan",
     "run_worker",
     "with_model",
 ]

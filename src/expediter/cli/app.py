@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from expediter.cli import configuration, serving, simulate
+from expediter.cli import configuration, plan, serving, simulate
 from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 
@@ -21,6 +21,7 @@ LEAVE_SECONDS = 15.0  # what a process may take to leave once its supervisor is 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(serving.app)
 app.add_typer(simulate.app)
+app.add_typer(plan.app, name="plan")
 app.add_typer(configuration.app, name="config")
 
 

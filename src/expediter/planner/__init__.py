@@ -1,0 +1,1 @@
+"""How many of what, and will it meet the SLO."""
