@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from expediter.results.statistics import distribution, jains_index, mean
 from expediter.simulation.experiment import compare
 from expediter.simulation.report import Objective, Report, report
-from expediter.simulation.statistics import distribution, jains_index, mean
 from expediter.simulation.tables import tables, to_csv
 
 

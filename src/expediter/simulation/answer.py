@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Answer:
     """One request's story: the sink that the dispatcher fills. Times are on the virtual clock.
 
-    `scheduled_at` is when the worker that answered first took it into a batch.
+    `scheduled_at` is when the worker that answered first took it into a batch. `transfer_seconds`
+    of what then passed to the first token went on KV that came from another worker.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class Answer:
         "reason",
         "scheduled_at",
         "status",
+        "transfer_seconds",
         "turn",
         "worker_id",
     )
@@ -42,6 +44,7 @@ class Answer:
         self.num_tries = 0
         self.status = 0
         self.scheduled_at: float | None = None
+        self.transfer_seconds = 0.0
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
         self.cached_tokens = 0

@@ -5,12 +5,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from expediter.errors import ConfigError
+from expediter.results.files import require_folders, save
+from expediter.results.rows import require_parquet, write_parquet
 from expediter.simulation.answer import Answer
+from expediter.simulation.experiment import Run
 from expediter.simulation.report import Report
 from expediter.simulation.settings import ExperimentConfig
 from expediter.simulation.study import BuildPolicy, Study
-from expediter.simulation.tables import tables, to_csv
+from expediter.simulation.tables import tables, to_csv, to_rows
 
 TABLE_WIDTH = 160
 """Columns where no terminal says how many there are."""
@@ -21,11 +23,12 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
 
     Raises ConfigError or WorkloadError before anything is run, if it can be known then.
     """
-    outputs = [Path(name).expanduser() for name in (config.json, config.csv) if name]
-    for path in outputs:
-        _require_folder(path)
+    require_folders([config.json, config.csv, config.parquet, config.html])
+    if config.parquet:
+        require_parquet()
     study = Study(config, build_policy=build_policy)
-    found = _run(study)
+    runs = _run(study)
+    found = study.report(runs)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
@@ -34,7 +37,7 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
     _write(study, found)
 
 
-def _run(study: Study) -> Report:
+def _run(study: Study) -> list[Run]:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
@@ -50,27 +53,14 @@ def _run(study: Study) -> Report:
             del answer
             progress.advance(task)
 
-        return study.run(on_answer=None if progress.disable else on_answer)
+        return study.runs(on_answer=None if progress.disable else on_answer)
 
 
 def _write(study: Study, found: Report) -> None:
     config = study.config
     if config.json:
-        _save(config.json, study.to_json(found) + b"\n")
+        save(config.json, study.to_json(found) + b"\n")
     if config.csv:
-        _save(config.csv, to_csv(found).encode())
-
-
-def _save(name: str, content: bytes) -> None:
-    try:
-        Path(name).expanduser().write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror or error}") from None
-
-
-def _require_folder(path: Path) -> None:
-    """A run may take long: what cannot be written is better known before."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a folder")
+        save(config.csv, to_csv(found))
+    if config.parquet:
+        write_parquet(Path(config.parquet).expanduser(), to_rows(found))

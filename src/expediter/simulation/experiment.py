@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from expediter.cluster.dispatcher import Dispatcher
-from expediter.errors import ClusterError, SimulationStalled
+from expediter.errors import ClusterError, RequestError, SimulationStalled
 from expediter.load import WorkerId
 from expediter.request import Request, RequestId, RequestOutput, SamplingParams
 from expediter.routing.policy import RoutingPolicy
@@ -17,6 +17,7 @@ from expediter.routing.prompt import named_prompt
 from expediter.routing.view import RoutedRequest
 from expediter.simulation.answer import Answer
 from expediter.simulation.client import SimulatedRequest
+from expediter.simulation.evictions import Evictions
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
 from expediter.workload.replay import replay
@@ -36,7 +37,7 @@ IDLE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTotals:
-    """What one replica did in a run."""
+    """What one replica did in a run; `transferred_bytes` of KV went to it from others."""
 
     worker_id: WorkerId
     num_prompt_tokens: int  # computed, so without cached ones and with those computed again
@@ -45,12 +46,15 @@ class WorkerTotals:
     num_steps: int
     num_jumps: int
     busy_seconds: float
+    num_recomputed_tokens: int = 0  # of those computed: cached before, and evicted
+    transferred_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One policy on one workload: answers in order of arrival. `seconds` are virtual."""
 
+    fleet: FleetModel
     policy: str
     answers: Sequence[Answer]
     workers: Sequence[WorkerTotals]
@@ -121,6 +125,7 @@ class _Experiment:
             policy=policy(random.Random(f"policy {self._seed}")),
             rng=random.Random(f"network {self._seed}"),
         )
+        evictions = _listen(fleet, num_blocks=self._model.worker.num_blocks)
         async with fleet.running():
             started = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as tasks:
@@ -128,8 +133,14 @@ class _Experiment:
                 await replay(turns, partial(self._send, fleet.dispatcher))
                 watch.cancel()
             seconds = asyncio.get_running_loop().time() - started
-            workers = _totals(fleet)
-        return Run(policy=self._name, answers=self._answers, workers=workers, seconds=seconds)
+            workers = _totals(fleet, evictions)
+        return Run(
+            fleet=self._model,
+            policy=self._name,
+            answers=self._answers,
+            workers=workers,
+            seconds=seconds,
+        )
 
     async def _send(self, dispatcher: Dispatcher, turn: Turn) -> None:
         answer = Answer(turn, now=asyncio.get_running_loop().time())
@@ -139,8 +150,8 @@ class _Experiment:
         routed, forwarded = self._requests(answer, request_id)
         try:
             await dispatcher.dispatch(routed, forwarded, answer)
-        except ClusterError as error:
-            answer.error = error.kind
+        except (ClusterError, RequestError) as error:
+            answer.status, answer.error = error.status, error.kind
         finally:
             self._num_open -= 1
         if self._on_answer is not None:
@@ -202,7 +213,14 @@ def _stall(error: BaseException) -> SimulationStalled | None:
     return next((found for part in within if (found := _stall(part))), None)
 
 
-def _totals(fleet: SimulatedFleet) -> list[WorkerTotals]:
+def _listen(fleet: SimulatedFleet, *, num_blocks: int) -> dict[WorkerId, Evictions]:
+    evictions = {worker_id: Evictions(num_blocks=num_blocks) for worker_id in fleet.workers}
+    for worker_id, listener in evictions.items():
+        fleet.workers[worker_id].listeners.append(listener)
+    return evictions
+
+
+def _totals(fleet: SimulatedFleet, evictions: Mapping[WorkerId, Evictions]) -> list[WorkerTotals]:
     return [
         WorkerTotals(
             worker_id=worker.worker_id,
@@ -212,6 +230,7 @@ def _totals(fleet: SimulatedFleet) -> list[WorkerTotals]:
             num_steps=worker.executor.num_steps,
             num_jumps=worker.executor.num_jumps,
             busy_seconds=worker.executor.busy_seconds,
+            num_recomputed_tokens=evictions[worker.worker_id].num_recomputed_tokens,
         )
         for worker in fleet.workers.values()
     ]

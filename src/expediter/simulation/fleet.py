@@ -45,7 +45,7 @@ Fault = Crash | Slowdown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetModel:
-    """What is simulated; `num_workers` replicas of one kind."""
+    """What is simulated; `num_workers` replicas of one kind, each on `gpus_per_worker` GPUs."""
 
     num_workers: int
     worker: WorkerModel
@@ -53,6 +53,12 @@ class FleetModel:
     network: Network = field(default_factory=Network)
     faults: Sequence[Fault] = ()
     publishes_events: bool = True
+    gpus_per_worker: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        """All of them."""
+        return self.num_workers * self.gpus_per_worker
 
 
 class SimulatedFleet:

@@ -1,47 +1,52 @@
 """What a run was like for its requests and for its workers.
 
     queueing = until a worker takes the request into a batch     (and the network's way there)
-    prefill  = from then to the first token
+    transfer = what the way of KV from one worker to another adds before the first token
+    prefill  = the rest of the time to the first token
     decode   = from the first token to the last
-    TTFT = queueing + prefill;  TPOT = decode / (output tokens - 1);  E2E = TTFT + decode
+    TTFT = queueing + prefill + transfer;  TPOT = decode / (output tokens - 1);  E2E = TTFT + decode
     normalised latency = E2E / output tokens
+    slowdown = E2E / what it takes alone on an idle worker that holds nothing of the prompt
 
 Latencies are of complete answers; attainment and goodput count every request, so one that was
 lost or refused missed its objective. The first `warmup` share of the requests is left out of
 all that is about requests; workers' totals are of the whole run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from expediter.simulation.answer import Answer
-from expediter.simulation.experiment import Run
-from expediter.simulation.statistics import (
+from expediter.results.objective import ALL, Objective, Objectives
+from expediter.results.statistics import (
     Distribution,
     Estimate,
     distribution,
     jains_index,
     mean,
 )
+from expediter.simulation.answer import Answer
+from expediter.simulation.experiment import Run
+from expediter.simulation.stages import Alone, Stages
+from expediter.simulation.totals import Waste, WorkerReport, waste, worker_reports
 
-ALL = "all"
+__all__ = ["ALL", "ClassReport", "Objective", "Report", "RunReport", "report"]
 
-
-class Objective(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A class's service level in seconds; what is not given is not asked for."""
-
-    ttft: float | None = None
-    tpot: float | None = None
+TOO_MANY_REQUESTS = 429
 
 
 class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of requests under one policy; seconds, and requests a second for goodput."""
+    """One class of requests under one policy; seconds, and requests a second for goodput.
+
+    `num_rejected` of the `num_failed` were refused by admission. `errors` counts by kind.
+    """
 
     policy: str
     label: str
     num_requests: int
     num_failed: int
+    num_rejected: int
     num_retried: int
     ttft: Distribution | None
     tpot: Distribution | None
@@ -49,35 +54,31 @@ class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
     normalised_latency: Distribution | None
     queueing: Distribution | None
     prefill: Distribution | None
+    transfer: Distribution | None
     decode: Distribution | None
+    slowdown: Distribution | None
     attainment: Estimate | None
     goodput: float
     goodput_per_worker: float
+    goodput_per_gpu: float
     token_hit_rate: float
     predicted_hit_rate: float
-
-
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker over the whole run; `utilisation` is the share of time spent in steps."""
-
-    worker_id: str
-    num_requests: int
-    num_prompt_tokens: int
-    num_evicted_blocks: int
-    num_preemptions: int
-    num_steps: int
-    utilisation: float
+    errors: dict[str, int]
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """One policy. `imbalance` is max over mean of prompt tokens computed; `fairness` is Jain's
-    index over classes of their mean normalised latency's inverse, 1 with a single class.
+    index over classes of their mean normalised latency's inverse, 1 with a single class;
+    `max_slowdown` is that of the request that was slowed down most.
     """
 
     policy: str
     seconds: float
+    num_gpus: int
     imbalance: float
     fairness: float
+    max_slowdown: float | None
+    waste: Waste
     reasons: dict[str, int]
     classes: list[ClassReport]
     workers: list[WorkerReport]
@@ -100,116 +101,102 @@ def report(
     warmup: float = 0.0,
 ) -> Report:
     """`objectives` by label; the one of "all" holds for every label that has none."""
-    return Report(runs=[_run_report(run, objectives or {}, warmup) for run in runs])
+    return Report(runs=[_run_report(run, Objectives(objectives or {}), warmup) for run in runs])
 
 
-def _run_report(run: Run, objectives: Mapping[str, Objective], warmup: float) -> RunReport:
-    counted = run.answers[int(len(run.answers) * warmup) :]
-    labels = sorted({answer.turn.label for answer in counted})
-    groups = {ALL: list(counted)}
+def by_label(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+    """All of them first, then each class, unless it is the only one and called "all"."""
+    labels = sorted({answer.turn.label for answer in answers})
+    groups = {ALL: list(answers)}
     if labels != [ALL]:
-        groups |= {label: [a for a in counted if a.turn.label == label] for label in labels}
-    seconds = run.seconds - (counted[0].arrived_at - run.answers[0].arrived_at if counted else 0)
-    judged = _Judged(objectives)
+        groups |= {label: [a for a in answers if a.turn.label == label] for label in labels}
+    return groups
+
+
+def counted(run: Run, warmup: float) -> Sequence[Answer]:
+    """The answers that are not warm-up."""
+    return run.answers[int(len(run.answers) * warmup) :]
+
+
+def _run_report(run: Run, wanted: Objectives, warmup: float) -> RunReport:
+    answers = counted(run, warmup)
+    seconds = run.seconds - (answers[0].arrived_at - run.answers[0].arrived_at if answers else 0)
+    alone = Alone(run.fleet.worker.cost)
     classes = [
-        _class_report(run, label=label, answers=answers, judged=judged, seconds=seconds)
-        for label, answers in groups.items()
+        _class_report(run, label=label, stages=_Group(group, alone, wanted), seconds=seconds)
+        for label, group in by_label(answers).items()
     ]
-    reasons: dict[str, int] = {}
-    for answer in counted:
-        reasons[answer.reason] = reasons.get(answer.reason, 0) + 1
     computed = [worker.num_prompt_tokens for worker in run.workers]
+    slowdowns = [alone.slowdown(answer) for answer in answers if answer.is_complete]
     return RunReport(
         policy=run.policy,
         seconds=run.seconds,
+        num_gpus=run.fleet.num_gpus,
         imbalance=max(computed) * len(computed) / sum(computed) if sum(computed) else 1.0,
         fairness=_fairness(classes),
-        reasons=dict(sorted(reasons.items())),
+        max_slowdown=max(slowdowns, default=None),
+        waste=waste(run),
+        reasons=dict(sorted(Counter(answer.reason for answer in answers).items())),
         classes=classes,
-        workers=_worker_reports(run),
+        workers=worker_reports(run),
     )
 
 
-def _class_report(
-    run: Run, *, label: str, answers: Sequence[Answer], judged: "_Judged", seconds: float
-) -> ClassReport:
-    complete = [answer for answer in answers if answer.is_complete]
-    stages = [_Stages(answer) for answer in complete]
-    num_good = sum(judged.is_good(answer) for answer in answers)
-    goodput = num_good / seconds if seconds > 0 else 0.0
+class _Group:
+    """The answers of a class, and which of them are good."""
+
+    def __init__(self, answers: Sequence[Answer], alone: Alone, wanted: Objectives) -> None:
+        self.answers = answers
+        self.complete = [answer for answer in answers if answer.is_complete]
+        self.stages = [Stages(answer) for answer in self.complete]
+        self.slowdowns = [alone.slowdown(answer) for answer in self.complete]
+        self.good = [
+            answer.is_complete and Stages(answer).meets(wanted.of(answer.turn.label))
+            for answer in answers
+        ]
+
+    def of(self, name: str) -> Distribution | None:
+        """The distribution of one stage over the answers that have it."""
+        values = (getattr(stage, name) for stage in self.stages)
+        return distribution([value for value in values if value is not None])
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """How many answers failed in which way."""
+        kinds = Counter(a.error or f"status {a.status}" for a in self.answers if not a.is_complete)
+        return dict(sorted(kinds.items()))
+
+
+def _class_report(run: Run, *, label: str, stages: _Group, seconds: float) -> ClassReport:
+    answers, complete = stages.answers, stages.complete
+    goodput = sum(stages.good) / seconds if seconds > 0 else 0.0
     prompt_tokens = sum(a.turn.num_prompt_tokens for a in complete) or 1
     return ClassReport(
         policy=run.policy,
         label=label,
         num_requests=len(answers),
         num_failed=len(answers) - len(complete),
+        num_rejected=sum(answer.status == TOO_MANY_REQUESTS for answer in answers),
         num_retried=sum(answer.num_tries > 1 for answer in answers),
-        ttft=distribution([s.ttft for s in stages]),
-        tpot=distribution([s.tpot for s in stages if s.tpot is not None]),
-        e2e=distribution([s.e2e for s in stages]),
-        normalised_latency=distribution([s.normalised for s in stages]),
-        queueing=distribution([s.queueing for s in stages]),
-        prefill=distribution([s.ttft - s.queueing for s in stages]),
-        decode=distribution([s.e2e - s.ttft for s in stages]),
-        attainment=mean([float(judged.is_good(answer)) for answer in answers]),
+        ttft=stages.of("ttft"),
+        tpot=stages.of("tpot"),
+        e2e=stages.of("e2e"),
+        normalised_latency=stages.of("normalised"),
+        queueing=stages.of("queueing"),
+        prefill=stages.of("prefill"),
+        transfer=stages.of("transfer"),
+        decode=stages.of("decode"),
+        slowdown=distribution(stages.slowdowns),
+        attainment=mean([float(is_good) for is_good in stages.good]),
         goodput=goodput,
         goodput_per_worker=goodput / len(run.workers),
+        goodput_per_gpu=goodput / run.fleet.num_gpus,
         token_hit_rate=sum(a.cached_tokens for a in complete) / prompt_tokens,
         predicted_hit_rate=sum(a.matched_tokens for a in complete) / prompt_tokens,
+        errors=stages.errors,
     )
-
-
-class _Stages:
-    """A complete answer's times."""
-
-    __slots__ = ("e2e", "normalised", "queueing", "tpot", "ttft")
-
-    def __init__(self, answer: Answer) -> None:
-        assert answer.finished_at is not None
-        assert answer.first_token_at is not None
-        assert answer.scheduled_at is not None
-        self.queueing = answer.scheduled_at - answer.arrived_at
-        self.ttft = answer.first_token_at - answer.arrived_at
-        self.e2e = answer.finished_at - answer.arrived_at
-        num_tokens = answer.num_output_tokens
-        self.normalised = self.e2e / num_tokens
-        self.tpot = (self.e2e - self.ttft) / (num_tokens - 1) if num_tokens > 1 else None
-
-
-class _Judged:
-    """Which answers kept their objective."""
-
-    def __init__(self, objectives: Mapping[str, Objective]) -> None:
-        self._objectives = objectives
-        self._default = objectives.get(ALL, Objective())
-
-    def is_good(self, answer: Answer) -> bool:
-        if not answer.is_complete:
-            return False
-        wanted, stages = self._objectives.get(answer.turn.label, self._default), _Stages(answer)
-        is_early = wanted.ttft is None or stages.ttft <= wanted.ttft
-        return is_early and (wanted.tpot is None or (stages.tpot or 0.0) <= wanted.tpot)
 
 
 def _fairness(classes: Sequence[ClassReport]) -> float:
     latencies = [c.normalised_latency for c in classes[1:] if c.normalised_latency is not None]
     return jains_index([1 / latency.mean.value for latency in latencies]) if latencies else 1.0
-
-
-def _worker_reports(run: Run) -> list[WorkerReport]:
-    answered: dict[str, int] = {}
-    for answer in run.answers:
-        if answer.worker_id is not None:
-            answered[answer.worker_id] = answered.get(answer.worker_id, 0) + 1
-    return [
-        WorkerReport(
-            worker_id=worker.worker_id,
-            num_requests=answered.get(worker.worker_id, 0),
-            num_prompt_tokens=worker.num_prompt_tokens,
-            num_evicted_blocks=worker.num_evicted_blocks,
-            num_preemptions=worker.num_preemptions,
-            num_steps=worker.num_steps,
-            utilisation=worker.busy_seconds / run.seconds if run.seconds else 0.0,
-        )
-        for worker in run.workers
-    ]

@@ -13,7 +13,9 @@ from expediter.config import (
     Seconds,
     Section,
 )
+from expediter.results.objective import ClassObjective, Objective, objectives
 from expediter.simulation.catalog import DEFAULT_COST
+from expediter.simulation.faults import FaultConfig, NetworkConfig
 from expediter.workload.catalog import TraceFormat
 
 DEFAULT_RATE = 20.0
@@ -32,9 +34,10 @@ class ReplicaScheduler(SchedulerConfig, frozen=True, kw_only=True):
 class ExperimentConfig(Section, frozen=True, kw_only=True):
     """One workload, generated (`workload`) or recorded (`trace`), under each policy.
 
-    `rate` and `requests` are those of the trace if not given. `ttft` and `tpot` are the service
-    level in seconds. `json` and `csv` are files to write. `routing` and `scheduler` are set as
-    in a gateway and a worker, but for what is said here.
+    `rate` and `requests` are those of the trace if not given. `ttft`, `tpot` and `e2e` are the
+    service level in seconds of every class that has none in `slo`. `json`, `csv`, `parquet` and
+    `html` are files to write. `routing` and `scheduler` are set as in a gateway and a worker, but
+    for what is said here.
     """
 
     workload: str | None = None
@@ -46,15 +49,29 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
     policy: Annotated[tuple[PolicyName, ...], msgspec.Meta(min_length=1)] = DEFAULT_POLICIES
     workers: Positive = 8
     cost: str = DEFAULT_COST
+    gpus: Positive | None = None  # of a worker; from the cost's name if not given
     block_size: Positive = 16  # tokens
     cache_tokens: Positive = 1_300_000  # a worker
+    kv_events: bool = True  # whether workers publish them
     warmup: Share = 0.0  # of the requests, not counted
     ttft: NotNegative | None = None
     tpot: NotNegative | None = None
+    e2e: NotNegative | None = None
+    slo: tuple[ClassObjective, ...] = ()
+    faults: tuple[FaultConfig, ...] = ()
+    network: NetworkConfig = NetworkConfig()
     json: str | None = None
     csv: str | None = None
+    parquet: str | None = None
+    html: str | None = None
     routing: RoutingConfig = RoutingConfig()
     scheduler: ReplicaScheduler = ReplicaScheduler()
+
+    @property
+    def objectives(self) -> dict[str, Objective]:
+        """Service levels by class."""
+        default = Objective(ttft=self.ttft, tpot=self.tpot, e2e=self.e2e)
+        return objectives(self.slo, default=default)
 
     def __post_init__(self) -> None:
         """Settings that contradict each other are errors."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,13 +14,16 @@ from expediter.clock import Clock
 from expediter.config import KVCacheConfig, PolicyName, RoutingConfig
 from expediter.routing.policy import RoutingPolicy
 from expediter.simulation.catalog import named_cost
-from expediter.simulation.experiment import MakePolicy, OnAnswer, simulate
+from expediter.simulation.experiment import MakePolicy, OnAnswer, Run, simulate
+from expediter.simulation.faults import fault
 from expediter.simulation.fleet import FleetModel
-from expediter.simulation.report import ALL, Objective, Report, report
+from expediter.simulation.report import Report, report
 from expediter.simulation.settings import DEFAULT_RATE, DEFAULT_REQUESTS, ExperimentConfig
 from expediter.simulation.worker import WorkerModel
 from expediter.workload.catalog import DEFAULT_WORKLOAD, named_workload, read_trace
 from expediter.workload.turn import Turn
+
+_GPUS = re.compile(r"tp(\d+)|(\d+)x[a-z]", re.IGNORECASE)
 
 
 class BuildPolicy(Protocol):
@@ -43,20 +48,26 @@ class Study:
 
     def run(self, *, on_answer: OnAnswer | None = None) -> Report:
         """The same workload under each policy in turn."""
-        config = self.config
-        runs = [
+        return self.report(self.runs(on_answer=on_answer))
+
+    def runs(self, *, on_answer: OnAnswer | None = None) -> list[Run]:
+        """The same with every answer, for plots and questions of one's own."""
+        return [
             simulate(
                 self._fleet,
                 self.turns,
                 policy=self._policy(name),
                 name=name,
-                seed=config.seed,
+                seed=self.config.seed,
                 on_answer=on_answer,
             )
             for name in self.policies
         ]
-        objective = Objective(ttft=config.ttft, tpot=config.tpot)
-        return report(runs, objectives={ALL: objective}, warmup=config.warmup)
+
+    def report(self, runs: Sequence[Run]) -> Report:
+        """What `runs` came to, by the service levels and without the warm-up of the settings."""
+        config = self.config
+        return report(runs, objectives=config.objectives, warmup=config.warmup)
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -65,7 +76,7 @@ class Study:
 
     def to_json(self, found: Report) -> bytes:
         """The report and the settings that give it again."""
-        settings = replace(self.config, json=None, csv=None)
+        settings = replace(self.config, json=None, csv=None, parquet=None, html=None)
         return msgspec.json.format(
             msgspec.json.encode({"experiment": settings, "runs": found.runs}), indent=2
         )
@@ -105,4 +116,14 @@ def fleet_model(config: ExperimentConfig) -> FleetModel:
             scheduler=config.scheduler,
         ),
         routing=replace(config.routing, block_size=config.block_size),
+        network=config.network.network(),
+        faults=[fault(each, num_workers=config.workers) for each in config.faults],
+        publishes_events=config.kv_events,
+        gpus_per_worker=config.gpus or gpus_of(config.cost),
     )
+
+
+def gpus_of(cost: str) -> int:
+    """How many GPUs a cost model is of, by its name ("..._tp8", "...-2xh100-..."); else 1."""
+    found = _GPUS.search(cost)
+    return int(found[1] or found[2]) if found else 1
