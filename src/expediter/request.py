@@ -24,6 +24,14 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class KVFlow(StrEnum):
+    """Where a prompt's KV goes to, or comes from, when two workers serve one request."""
+
+    LOCAL = "local"
+    SENDS = "sends"  # computes the prompt, for another worker to go on from there
+    RECEIVES = "receives"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is picked and when to stop. Field names and meanings are vLLM's.
 
@@ -75,6 +83,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     block_hashes: Sequence[bytes] | None = None
     num_prompt_tokens: int = -1
     reports_progress: bool = True
+    kv_flow: KVFlow = KVFlow.LOCAL
 
     def __post_init__(self) -> None:
         if self.num_prompt_tokens < 0:

@@ -22,6 +22,7 @@ from expediter.kvcache.hashing import (
     KVContext,
     items_in_block,
 )
+from expediter.kvcache.pin import Pin
 from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
 from expediter.kvcache.radix_cache import RadixPrefixCache
 from expediter.kvcache.sequence import KVSequence
@@ -144,12 +145,26 @@ class KVCacheManager:
         self._adopt_duplicates(sequence, limit=num_full)
         self._store(sequence, end=num_full)
 
+    def pin(self, sequence: KVSequence) -> Pin:
+        """Hold the blocks it has now until `unpin`, whatever becomes of the sequence."""
+        pin = Pin(sequence.blocks)
+        self._pool.touch(pin.blocks)
+        sequence.pins += (pin,)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go of what a pin holds; nothing happens the second time."""
+        self._pool.free(pin.displaced)
+        self._pool.free(pin.blocks)
+        pin.blocks, pin.displaced = [], []
+
     def free(self, sequence: KVSequence) -> None:
         """Let go of all its blocks; what is cached stays cached until its slots are needed."""
         self._pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.block_ids = []
         sequence.num_cached_blocks = 0
+        sequence.pins = ()
         sequence.matched_version = -1  # it may have grown since the last match
 
     def take_events(self) -> list[KVCacheEvent]:
@@ -187,6 +202,9 @@ class KVCacheManager:
         sequence.blocks[start:end] = theirs
         sequence.block_ids[start:end] = [block.block_id for block in theirs]
         sequence.num_cached_blocks = end
+        for pin in sequence.pins:
+            if pin.is_held:
+                self._pool.touch(pin.replace(theirs, start=start))
         self._pool.free(own)
 
     def _store(self, sequence: KVSequence, *, end: int) -> None:

@@ -8,6 +8,7 @@ from expediter.request import SampledToken
 
 if TYPE_CHECKING:
     from expediter.kvcache.block import KVCacheBlock
+    from expediter.kvcache.pin import Pin
 
 
 class KVSequence:
@@ -29,6 +30,7 @@ class KVSequence:
         "matched_version",
         "num_cached_blocks",
         "num_tokens",
+        "pins",
         "token_ids",
     )
 
@@ -50,6 +52,7 @@ class KVSequence:
         self.blocks: list[KVCacheBlock] = []
         self.block_ids: list[int] = []
         self.num_cached_blocks = 0
+        self.pins: tuple[Pin, ...] = ()  # what holds its blocks besides it
         self.matched_blocks = 0  # of the longest match, as of the cache's `matched_version`
         self.matched_version = -1
         self.name_blocks()

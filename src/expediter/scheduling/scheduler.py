@@ -17,18 +17,19 @@ less urgent one may then be preempted as long as more urgent ones come.)
 """
 
 import logging
-from bisect import insort
 from collections.abc import Sequence
-from operator import attrgetter
 
 from expediter.clock import Clock
 from expediter.config import SchedulerConfig
 from expediter.kvcache.manager import KVCacheManager
+from expediter.kvcache.pin import Pin
 from expediter.load import WorkerLoad
-from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
+from expediter.request import Request, RequestId, RequestOutput, SampledToken
+from expediter.scheduling.handover import Admission
 from expediter.scheduling.horizon import advance, num_safe_steps
 from expediter.scheduling.limits import check_fits
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
+from expediter.scheduling.places import Places
 from expediter.scheduling.policy import waiting_queue
 from expediter.scheduling.state import RequestState
 from expediter.scheduling.step import Step
@@ -60,12 +61,10 @@ class Scheduler:
         # Every running request must be able to decode in every step.
         self._max_running = min(config.max_running, config.max_batched_tokens)
         self._states: dict[RequestId, RequestState] = {}
-        self._running: list[RequestState] = []  # oldest first
-        self._waiting = waiting_queue(config, kv_cache)
+        self._places = places = Places(waiting_queue(config, kv_cache), kv_cache=kv_cache)
+        self._running, self._waiting = places.running, places.waiting
         self._step = Step(budget=0, block_size=kv_cache.block_size)  # the newest
-        self._num_waiting_tokens = 0
         self._num_added = 0
-        self._is_memory_full = False  # admission failed and nothing was released since
 
     @property
     def has_work(self) -> bool:
@@ -77,8 +76,8 @@ class Scheduler:
         unfinished = sum(s.num_remaining_tokens for s in self._running if not s.is_decode)
         return WorkerLoad(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_waiting_prefill_tokens=self._num_waiting_tokens + unfinished,
+            num_waiting=len(self._waiting) + len(self._places.receiving),
+            num_waiting_prefill_tokens=self._places.num_waiting_tokens + unfinished,
             num_used_blocks=self.kv_cache.num_used_blocks,
             num_total_blocks=self.kv_cache.num_total_blocks,
         )
@@ -98,24 +97,57 @@ class Scheduler:
             eos_token_ids=self._eos_token_ids,
         )
         self._states[request.request_id] = state
-        self._wait(state)
+        self._places.wait(state)
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request and free its blocks; False if it is not here.
 
         Safe while a step runs: the next `schedule` is the first to reuse what it held.
         """
-        state = self._states.get(request_id)
+        state = self._states.pop(request_id, None)
         if state is None:
             return False
-        if state.is_running:
-            self._release(state)
-        else:
-            self._waiting.remove(state)
-            self._num_waiting_tokens -= state.num_tokens
-            self._is_memory_full = False
-        del self._states[request_id]
+        self._places.drop(state)
         return True
+
+    def take_admissions(self) -> list[Admission]:
+        """Requests that hand KV over and got their slots since the last call."""
+        taken, self._places.admissions = self._places.admissions, []
+        return taken
+
+    def let_go(self, pin: Pin) -> None:
+        """Nobody reads or writes a request's blocks from outside any more; safe to repeat."""
+        self.kv_cache.unpin(pin)
+        self._places.is_memory_full = False
+
+    def receive_token(
+        self, request_id: RequestId, token: SampledToken, *, num_cached_tokens: int
+    ) -> RequestOutput | None:
+        """The first token, from the worker that sends the KV; None if the request is gone.
+
+        `num_cached_tokens` is what that one had cached. The request may end with this token.
+        """
+        state = self._places.receiving.get(request_id)
+        if state is None:
+            return None
+        state.sequence.append([token])
+        state.num_cached_tokens = num_cached_tokens
+        return self._output(state, [token])
+
+    def resume(self, request_id: RequestId, *, num_tokens: int) -> None:
+        """The KV of the first `num_tokens` has come, and no more will: compute the rest.
+
+        Nothing happens if the request is gone.
+        """
+        state = self._places.receiving.get(request_id)
+        if state is None:
+            return
+        self.kv_cache.publish(state.sequence, num_tokens)
+        state.num_computed_tokens = max(state.num_computed_tokens, num_tokens)
+        if self.kv_cache.allocate_slots(state.sequence, state.num_tokens):
+            self._places.join(state)
+        else:
+            self._give_up_slots(state)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step; None when nothing can run now."""
@@ -149,7 +181,7 @@ class Scheduler:
                 continue
             state.num_computed_tokens += num_new_tokens
             self.kv_cache.publish(state.sequence, state.num_computed_tokens)
-            self._is_memory_full = False  # a waiting prompt may share what was computed
+            self._places.is_memory_full = False  # a waiting prompt may share what was computed
             if state.num_computed_tokens == state.num_tokens:
                 state.sequence.append(result.tokens[state.request_id])
                 sampled.append(state)
@@ -181,9 +213,12 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         logger.info("%s is preempted at %d tokens", state.request_id, state.num_tokens)
         self.num_preemptions += 1
-        self._release(state)
+        self._give_up_slots(state)
+
+    def _give_up_slots(self, state: RequestState) -> None:
+        self._places.release(state)
         state.num_computed_tokens = 0
-        self._wait(state)
+        self._places.wait(state)
 
     def _schedule_prefills(self, step: Step) -> None:
         if len(step.decodes) == len(self._running):
@@ -193,7 +228,7 @@ class Scheduler:
                 step.add_prefill(state, min(state.num_remaining_tokens, step.budget))
 
     def _schedule_waiting(self, step: Step) -> None:
-        if self._is_memory_full or not self._has_room(step):
+        if self._places.is_memory_full or not self._has_room(step):
             return
         for state in self._waiting.candidates():
             if self._is_underway(state, step):
@@ -202,15 +237,13 @@ class Scheduler:
                 return
 
     def _has_room(self, step: Step) -> bool:
-        return step.budget > 0 and len(self._running) < self._max_running
+        return step.budget > 0 and self._places.num_admitted < self._max_running
 
     def _is_underway(self, state: RequestState, step: Step) -> bool:
         """Whether another request computes, in this step, the block this one needs next."""
         if not step.prefills:
             return False
-        names = state.sequence.block_hashes
-        next_block = self.kv_cache.num_cached_tokens(state.sequence) // self.kv_cache.block_size
-        return next_block < len(names) and step.is_underway(names[next_block])
+        return step.is_underway(state, self.kv_cache.num_cached_tokens(state.sequence))
 
     def _admit(self, state: RequestState, step: Step) -> bool:
         """Move a waiting request into the batch; False if memory or budget is against it."""
@@ -218,19 +251,13 @@ class Scheduler:
             return False
         num_cached = self.kv_cache.admit(state.sequence, headroom=len(self._running))
         if num_cached is None:
-            self._is_memory_full = True
+            self._places.is_memory_full = True
             return False
-        self._waiting.take(state)
-        self._num_waiting_tokens -= state.num_tokens
-        state.is_running = True
+        self._places.take(state)
         state.num_computed_tokens = num_cached
-        if state.num_cached_tokens is None:
-            state.num_cached_tokens = num_cached
-            state.scheduled_time = self._clock()
-            self.kv_cache.count_lookup(
-                num_queried_tokens=state.num_prompt_tokens, num_hit_tokens=num_cached
-            )
-        insort(self._running, state, key=attrgetter("rank"))
+        if not state.was_admitted and self._places.begin(state, now=self._clock()):
+            return True
+        self._places.run(state)
         num_new = state.num_remaining_tokens
         step.add_prefill(
             state, min(num_new, step.budget) if self._config.chunked_prefill else num_new
@@ -243,8 +270,9 @@ class Scheduler:
         return num_new <= step.budget or not step.prefills
 
     def _max_steps(self, step: Step) -> int:
-        is_settled = not len(self._waiting) or self._is_memory_full
-        is_settled = is_settled or len(self._running) >= self._max_running
+        places = self._places
+        is_settled = not len(self._waiting) or places.is_memory_full
+        is_settled = is_settled or places.num_admitted >= self._max_running
         if step.prefills or step.ends_prompt or not is_settled:
             return 1
         return num_safe_steps(
@@ -257,27 +285,6 @@ class Scheduler:
         """What a request gained; one that ended is gone then."""
         reason = state.finish_reason(tokens[-1])
         if reason is not None:
-            self._release(state)
+            self._places.release(state)
             del self._states[state.request_id]
-        assert state.num_cached_tokens is not None
-        return RequestOutput(
-            request_id=state.request_id,
-            tokens=tokens,
-            num_cached_tokens=state.num_cached_tokens,
-            num_output_tokens=state.num_output_tokens,
-            finish_reason=reason,
-            stop_token_id=tokens[-1].token_id if reason is FinishReason.STOP else None,
-            scheduled_time=state.scheduled_time,
-        )
-
-    def _wait(self, state: RequestState) -> None:
-        self._waiting.add(state)
-        self._num_waiting_tokens += state.num_tokens
-        self._is_memory_full = False
-
-    def _release(self, state: RequestState) -> None:
-        """Take a request out of the batch and its blocks away."""
-        self._running.remove(state)
-        self.kv_cache.free(state.sequence)
-        state.is_running = False
-        self._is_memory_full = False
+        return state.output(tokens, reason)

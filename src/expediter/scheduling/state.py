@@ -1,7 +1,9 @@
 """A request on its way through the scheduler."""
 
+from collections.abc import Sequence
+
 from expediter.kvcache.sequence import KVSequence
-from expediter.request import FinishReason, Request, RequestId, SampledToken
+from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
 
 
 class RequestState:
@@ -90,6 +92,21 @@ class RequestState:
         if self.stop_token_ids and self.is_stop(last.token_id):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.sequence.num_tokens >= self.max_num_tokens else None
+
+    def output(
+        self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None
+    ) -> RequestOutput:
+        """What its sink gets for its newest `tokens`."""
+        assert self.num_cached_tokens is not None, "tokens before admission"
+        return RequestOutput(
+            request_id=self.request_id,
+            tokens=tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            finish_reason=finish_reason,
+            stop_token_id=tokens[-1].token_id if finish_reason is FinishReason.STOP else None,
+            scheduled_time=self.scheduled_time,
+        )
 
     def is_stop(self, token_id: int) -> bool:
         """Whether `token_id`, if it is the newest token, ends the request."""

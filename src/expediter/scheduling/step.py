@@ -30,8 +30,12 @@ class Step:
         self.budget -= num_new_tokens
         self.prefills.append((state, num_new_tokens))
 
-    def is_underway(self, name: "BlockHash") -> bool:
-        """Whether a prefill of this step fills the block of that name."""
+    def is_underway(self, state: RequestState, num_cached_tokens: int) -> bool:
+        """Whether a prefill of this step fills the next block of a request with such a hit."""
+        names, block = state.sequence.block_hashes, num_cached_tokens // self._block_size
+        return block < len(names) and self._fills(names[block])
+
+    def _fills(self, name: "BlockHash") -> bool:
         size = self._block_size
         for state, num_new in self.prefills[self._num_looked_at :]:
             start = state.num_computed_tokens
