@@ -14,6 +14,9 @@
     |   +-- WorkerLost           the worker that had it is gone
     |   |   +-- WorkerRefused    it never had it: no connection could be made
     |   +-- WorkerSilent         the worker said nothing for too long   504
+    |   +-- TransferError        KV could not be had from another worker: compute it here
+    |       +-- LeaseExpired     its blocks may be something else's by now
+    |       +-- LayoutMismatch   its KV means something else
     +-- EngineFailed             the model threw on a valid request     500
     +-- ModelLoadError           a checkpoint cannot be used
     +-- WorkloadError            a row of a trace cannot be used
@@ -139,3 +142,17 @@ class WorkerSilent(ClusterError):
 
     status = 504
     kind = "timeout_error"
+
+
+class TransferError(ClusterError):
+    """KV could not be had from the worker that computed it; who waits for it can compute it too."""
+
+    kind = "transfer_failed"
+
+
+class LeaseExpired(TransferError):
+    """The other worker no longer promises that the blocks hold what was asked for."""
+
+
+class LayoutMismatch(TransferError):
+    """The other worker's KV is of another model, or arranged so that ours cannot be made of it."""

@@ -14,9 +14,10 @@ from tiny_models import Tiny, write_folder
 
 from expediter.config import EngineConfig, KVCacheConfig
 from expediter.engine.executor import fastest_dtype, load_executor
-from expediter.engine.kv_store import KVLayout, KVStore
+from expediter.engine.kv_store import KVStore
 from expediter.request import RequestId, SamplingParams
 from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
+from expediter.transfer.layout import KVLayout
 
 TINY = Tiny()
 LAYOUT = KVLayout(
@@ -120,8 +121,8 @@ with mmap.mmap(fd, 0) as pool:
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared pools need Linux's memfd")
 def test_another_process_maps_the_pool_and_nothing_outlives_it() -> None:
     store = KVStore(LAYOUT, dtype=torch.float32, device=CPU)
-    path = store.layout.path
-    assert path is not None
+    assert store.memory is not None
+    path = store.memory.path
     row = (LAYOUT.num_kv_heads + 1) * LAYOUT.num_blocks + 2
     store.pieces[1][row] = torch.arange(32.0)
     offset = LAYOUT.offset(layer=1, kv=1, head=1, block=2)
@@ -148,8 +149,8 @@ def test_an_untouched_pool_takes_no_memory() -> None:
     )
     store = KVStore(huge, dtype=torch.float32, device=CPU)
     store.pieces[3][0] = 1.0
-    assert store.layout.path is not None
-    assert Path(store.layout.path).stat().st_blocks * 512 <= 64 * mmap.PAGESIZE
+    assert store.memory is not None
+    assert Path(store.memory.path).stat().st_blocks * 512 <= 64 * mmap.PAGESIZE
     store.close()
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from expediter.engine.kv_store import KVLayout
 from expediter.scheduling.output import ScheduledChunk
+from expediter.transfer.layout import KVLayout
 
 MAX_GROUP_BLOCKS = 2048  # blocks gathered for one group of decodes, padding included
 MAX_GROUP_SPREAD = 1.25  # longest context over shortest in a group, beyond a few blocks

@@ -16,7 +16,7 @@ from expediter.config import EngineConfig, KVCacheConfig
 from expediter.engine.architecture import ModelConfig
 from expediter.engine.batch import BatchBuilder
 from expediter.engine.checkpoint import Checkpoint, open_checkpoint
-from expediter.engine.kv_store import KVLayout, KVStore, blocks_that_fit
+from expediter.engine.kv_store import KVStore, blocks_that_fit
 from expediter.engine.model import LlamaModel
 from expediter.engine.rope import Rope, longest_context
 from expediter.engine.sampler import Sampler
@@ -25,6 +25,7 @@ from expediter.errors import ConfigError
 from expediter.kvcache.hashing import CacheNamespace
 from expediter.model_spec import DTYPE_BYTES, ModelSpec
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
+from expediter.transfer.layout import KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class TorchExecutor:
         self.spec = spec
         self.namespace = namespace
         self.layout = store.layout
+        self.memory = store.memory
         self.num_blocks = store.layout.num_blocks
         self.vocab_size = model.vocab_size
         self.device = model.device
