@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "workload": set(),
     "results": set(),
     "bench": {"workload", "results"},
-    "planner": {"simulation", "scheduling", "workload"},
+    "planner": {"simulation", "scheduling", "routing", "workload"},
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},
