@@ -18,6 +18,7 @@ from expediter.workload.arrivals import poisson
 from expediter.workload.conversations import AGENTS, CHAT, Conversations
 from expediter.workload.demo import Demo
 from expediter.workload.distributions import num_tokens
+from expediter.workload.distserve import HUMANEVAL, LONGBENCH, SHAREGPT
 from expediter.workload.hot_prefix import HotPrefix
 from expediter.workload.preble import TABLE, preble
 from expediter.workload.robots import Robots
@@ -80,6 +81,7 @@ def _conversations() -> Mapping[str, Conversations]:
 
 def _shared_prefixes() -> Mapping[str, SharedPrefix]:
     ours = {each.name: each for each in (DOCUMENTS, FEW_SHOT, PARALLEL_SAMPLES)}
+    ours |= {each.name: each for each in (SHAREGPT, HUMANEVAL, LONGBENCH)}
     return ours | {name: preble(name) for name in TABLE}
 
 

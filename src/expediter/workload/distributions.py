@@ -61,14 +61,26 @@ class Normal(Section, frozen=True, tag="normal"):
 
 
 class Lognormal(Section, frozen=True, tag="lognormal"):
-    """Positive and skewed, as lengths of texts are; `mean` and `sd` are those of the values."""
+    """Positive and skewed, as lengths of texts are; `mean` and `sd` are those of the values.
+
+    What is above `maximum` is drawn again, so both are then those before that cut.
+    """
 
     mean: NotNegative
     sd: NotNegative
+    maximum: AboveZero | None = None
+
+    def __post_init__(self) -> None:
+        """A cut so low that hardly anything passes is an error."""
+        if self.maximum is not None and self.maximum < self.mean:
+            raise ValueError(f"maximum {self.maximum:g} is below the mean, {self.mean:g}")
 
     def draw(self, rng: random.Random) -> float:
         """The next value."""
-        return self._at(rng.gauss(0.0, 1.0))
+        while True:
+            value = self._at(rng.gauss(0.0, 1.0))
+            if self.maximum is None or value <= self.maximum:
+                return value
 
     def quantile(self, share: float) -> float:
         """The value that a `share` of all are below."""
