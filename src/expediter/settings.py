@@ -36,9 +36,9 @@ def load_config(
 
     Raises ConfigError that names the key and says what it may be.
     """
-    tree = _read(path) if path is not None else {}
+    tree = read_toml(path) if path is not None else {}
     for keys, text in [*_from_environment(environ), *map(_from_override, overrides)]:
-        _put(tree, keys, _value(text))
+        _put(tree, keys, parse_value(text))
     for name, value in (flags or {}).items():
         _put(tree, name.split("."), value)
     return check(tree, source=str(path) if path is not None else "")
@@ -46,16 +46,17 @@ def load_config(
 
 def load_section(kind: type[Kind], path: Path | None, *, flags: Mapping[str, Any]) -> Kind:
     """Defaults, then `path`, then `flags`, and nothing of this machine; errors as `load_config`."""
-    tree = (_read(path) if path is not None else {}) | dict(flags)
-    return _checked(kind, tree, source=str(path) if path is not None else "")
+    tree = (read_toml(path) if path is not None else {}) | dict(flags)
+    return section_from(kind, tree, source=str(path) if path is not None else "")
 
 
 def check(tree: Mapping[str, Any], *, source: str = "") -> Config:
     """The tree as a `Config`; raises ConfigError for a key or value that is not allowed."""
-    return _checked(Config, tree, source=source)
+    return section_from(Config, tree, source=source)
 
 
-def _checked(kind: type[Kind], tree: Mapping[str, Any], *, source: str) -> Kind:
+def section_from(kind: type[Kind], tree: Mapping[str, Any], *, source: str) -> Kind:
+    """A tree as a section; errors begin with `source`."""
     where = f"{source}: " if source else ""
     root = inspect.type_info(kind)
     for problem in _unknown_keys(root, tree, ""):
@@ -80,7 +81,8 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's tree of plain values; ConfigError if there is none."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -103,7 +105,7 @@ def _from_override(override: str) -> tuple[list[str], str]:
     return name.strip().split("."), text
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """What TOML makes of it; a bare word is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")

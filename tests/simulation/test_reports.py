@@ -4,6 +4,9 @@ import csv
 import io
 import json
 import random
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fleets import cache_aware, fleet, random_policy, text, turn
@@ -11,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from expediter.assemble import build_policy
+from expediter.results.rows import write_parquet
 from expediter.results.statistics import distribution, jains_index, mean
+from expediter.simulation import Crash, ExperimentConfig, Study, html_report
+from expediter.simulation.curves import open_requests
 from expediter.simulation.experiment import compare
 from expediter.simulation.report import Objective, Report, report
-from expediter.simulation.tables import tables, to_csv
+from expediter.simulation.tables import tables, to_csv, to_rows
 
 
 def test_percentiles_of_a_hundred_numbers_are_those_numbers() -> None:
@@ -134,3 +141,95 @@ def test_tables_show_each_policy_and_class(two_policies: Report) -> None:
     shown = console.export_text()
     for word in ("cache-aware", "random", "short", "long", "TTFT", "queueing", "imbalance"):
         assert word in shown
+
+
+def test_what_was_evicted_and_came_back_was_computed_again() -> None:
+    """The cache holds 20 blocks of 100: b pushes a out, and a's 19 full blocks come again."""
+    turns = [turn(at, text(name, 1950), 2) for at, name in ((0, "a"), (10, "b"), (20, "a"))]
+    (run,) = compare(
+        fleet(num_workers=1, kv_tokens=2000), turns, policies={"cache-aware": cache_aware}
+    )
+    found = report([run]).runs[0]
+    assert found.workers[0].num_recomputed_tokens == found.waste.recomputed_tokens == 1900
+    assert found.waste.recomputation_seconds == pytest.approx(0.19)  # 0.1 ms a token
+    assert found.waste.lost_prompt_tokens == 0
+
+
+def test_enough_memory_computes_nothing_again() -> None:
+    turns = [turn(at, text(name, 1950), 2) for at, name in ((0, "a"), (10, "b"), (20, "a"))]
+    (run,) = compare(fleet(num_workers=1), turns, policies={"cache-aware": cache_aware})
+    assert report([run]).runs[0].waste.recomputed_tokens == 0
+
+
+def test_work_for_an_answer_that_was_lost_is_lost() -> None:
+    """The worker dies 1 s into an answer: 1,000 prompt tokens and those said so far."""
+    model = fleet(num_workers=1, faults=[Crash(worker=0, at=1.0, seconds=5.0)])
+    turns = [turn(0.0, text("a", 1000), 200), turn(20.0, text("b", 500), 2)]
+    (run,) = compare(model, turns, policies={"cache-aware": cache_aware})
+    found = report([run]).runs[0]
+    assert found.waste.lost_prompt_tokens == 1000
+    assert found.waste.lost_output_tokens == run.answers[0].num_output_tokens > 0
+    assert found.classes[0].errors == {"worker_lost": 1}
+
+
+def test_slowdown_is_one_for_a_request_alone() -> None:
+    """And two requests of one instant share a worker: both prompts are computed before."""
+    alone = [turn(0.0, text("a", 1000), 11)]
+    both = [*alone, turn(0.0, text("b", 1000), 11)]
+    runs = [
+        compare(fleet(num_workers=1), turns, policies={"p": cache_aware})[0]
+        for turns in (alone, both)
+    ]
+    first, second = (run.max_slowdown for run in report(runs).runs)
+    assert first == pytest.approx(1.0)
+    # 0.1 s of prefill and ten steps of 20.2 ms, against 0.2 s and ten of 20.4
+    assert second == pytest.approx((0.2 + 10 * 0.0204) / (0.1 + 10 * 0.0202))
+
+
+def test_goodput_is_shared_by_all_gpus() -> None:
+    model = replace(fleet(num_workers=2), gpus_per_worker=4)
+    turns = [turn(float(at), text(f"{at}", 100), 2) for at in range(10)]
+    (run,) = compare(model, turns, policies={"p": cache_aware})
+    found = report([run]).runs[0]
+    assert found.num_gpus == 8
+    assert found.classes[0].goodput_per_gpu == pytest.approx(found.classes[0].goodput / 8)
+
+
+def test_a_page_holds_every_table_and_plot_and_needs_nothing_else() -> None:
+    config = ExperimentConfig(workload="hot-prefix", requests=200, workers=2, block_size=128)
+    study = Study(config, build_policy=build_policy)
+    runs = study.runs()
+    page = html_report(study.report(runs), runs, config)
+    assert page.count("<svg") == 4  # latencies, classes, stages, load
+    assert "http" not in re.sub(
+        r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>|<metadata>.*?</metadata>', "", page, flags=re.DOTALL
+    )
+    for word in ("cache-aware", "round-robin", "hot-prefix", "imbalance", "currentColor"):
+        assert word in page
+    assert page == html_report(study.report(runs), runs, config)
+
+
+def test_load_over_time_is_how_many_requests_are_open() -> None:
+    """Two requests, the second after the first: what is open adds up to what they took."""
+    turns = [turn(0.0, text("a", 10_000), 51), turn(4.0, text("b", 10_000), 51)]
+    (run,) = compare(fleet(num_workers=1), turns, policies={"p": cache_aware})
+    (load,) = open_requests(run)
+    moment = run.seconds / len(load)
+    for answer in run.answers:
+        assert answer.finished_at is not None
+    total = sum((a.finished_at or 0) - a.arrived_at for a in run.answers)
+    assert sum(load) * moment == pytest.approx(total)
+    assert max(load) == pytest.approx(1.0)
+    assert min(load) == 0.0
+
+
+def test_parquet_has_the_rows_of_the_csv(two_policies: Report, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    write_parquet(tmp_path / "rows.parquet", to_rows(two_policies))
+    table = parquet.read_table(tmp_path / "rows.parquet")
+    rows = list(csv.DictReader(io.StringIO(to_csv(two_policies))))
+    assert table.column_names == list(rows[0])
+    assert table.column("ttft.p50.value").to_pylist() == [
+        float(row["ttft.p50.value"]) for row in rows
+    ]

@@ -5,6 +5,7 @@ from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
 from expediter.assemble.planner import run_size_plan
 from expediter.assemble.policies import build_policy
+from expediter.assemble.sweep import run_sweep
 from expediter.assemble.worker import build_publisher, fetch_model, run_worker, with_model
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "run_fleet",
     "run_gateway",
     "run_size_plan",
+    "run_sweep",
     "run_worker",
     "with_model",
 ]

@@ -11,16 +11,18 @@ from typing import Annotated
 
 import typer
 
-from expediter.cli import configuration, plan, serving, simulate
+from expediter.cli import configuration, plan, serving, simulate, sweep
 from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 
 FAILED, FIX_IT = 1, 2
+QUIET = {"simulate", "sweep", "bench", "calibrate"}  # what simulated workers do is no news
 LEAVE_SECONDS = 15.0  # what a process may take to leave once its supervisor is gone
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(serving.app)
 app.add_typer(simulate.app)
+app.add_typer(sweep.app)
 app.add_typer(plan.app, name="plan")
 app.add_typer(configuration.app, name="config")
 
@@ -28,14 +30,12 @@ app.add_typer(configuration.app, name="config")
 @app.callback()
 def common(
     context: typer.Context,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info (simulate: not by default), warning or error.")
-    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
     """Serve LLMs from a fleet of engines, each request where its prefix is cached."""
-    if log_level is None:  # what simulated workers do is no news
-        log_level = "warning" if context.invoked_subcommand == "simulate" else "info"
+    if log_level is None:
+        log_level = "warning" if context.invoked_subcommand in QUIET else "info"
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise ConfigError(f"--log-level {log_level}: use debug, info, warning or error")

@@ -35,8 +35,11 @@ def simulate(
     ] = None,
     ttft: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
     tpot: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
+    e2e: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
     json: Annotated[str | None, typer.Option(help="Where to write all figures.")] = None,
     csv: Annotated[str | None, typer.Option(help="Where to write a row a policy.")] = None,
+    parquet: Annotated[str | None, typer.Option(help="The same rows as Parquet.")] = None,
+    html: Annotated[str | None, typer.Option(help="Where to write a page with plots.")] = None,
 ) -> None:
     """Simulate a fleet of workers under each of several routing policies."""
     arguments = {name.replace("_", "-"): value for name, value in locals().items()}

@@ -5,10 +5,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from expediter.results.figures import require_plots
 from expediter.results.files import require_folders, save
 from expediter.results.rows import require_parquet, write_parquet
 from expediter.simulation.answer import Answer
 from expediter.simulation.experiment import Run
+from expediter.simulation.html import html_report
 from expediter.simulation.report import Report
 from expediter.simulation.settings import ExperimentConfig
 from expediter.simulation.study import BuildPolicy, Study
@@ -26,6 +28,8 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
     require_folders([config.json, config.csv, config.parquet, config.html])
     if config.parquet:
         require_parquet()
+    if config.html:
+        require_plots()
     study = Study(config, build_policy=build_policy)
     runs = _run(study)
     found = study.report(runs)
@@ -35,6 +39,8 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
     for table in tables(found):
         console.print(table)
     _write(study, found)
+    if config.html:
+        save(config.html, html_report(found, runs, config))
 
 
 def _run(study: Study) -> list[Run]:
