@@ -29,8 +29,6 @@ MakePolicy = Callable[[random.Random], RoutingPolicy]
 OnAnswer = Callable[[Answer], None]
 """Told of each answer when it has ended, however it did."""
 
-COLLECTION_THRESHOLD = 100_000  # objects
-
 IDLE_SECONDS = 3600.0
 """Without a single token for so long, while requests are open, nothing will ever come."""
 
@@ -76,7 +74,7 @@ def simulate(
     """
     experiment = _Experiment(fleet, name=name, seed=seed, on_answer=on_answer)
     try:
-        with _rare_collection():
+        with _without_collection():
             return run_virtual(experiment.run(turns, policy))
     except BaseExceptionGroup as group:
         raise _stall(group) or group from None
@@ -97,14 +95,15 @@ def compare(
 
 
 @contextmanager
-def _rare_collection() -> Iterator[None]:
-    """Millions of objects live long here and hardly any are cycles: look for those seldom."""
-    usual = gc.get_threshold()
-    gc.set_threshold(COLLECTION_THRESHOLD, *usual[1:])
+def _without_collection() -> Iterator[None]:
+    """Millions of objects live long here and none are cycles: looking for those is in vain."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.set_threshold(*usual)
+        if was_enabled:
+            gc.enable()
 
 
 class _Experiment:
