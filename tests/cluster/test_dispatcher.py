@@ -7,12 +7,19 @@ from fake_client import FakeClient, FakeSink
 
 from expediter.cluster.client import ForwardedRequest, Usage
 from expediter.cluster.dispatcher import Dispatcher
-from expediter.cluster.membership import Membership, WorkerStatus
+from expediter.cluster.membership import Membership, Model, WorkerStatus
 from expediter.config import RoutingConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
 from expediter.routing.cache_aware import CacheAware
-from expediter.routing.feedback import Failed, Feedback, Finished, FirstToken
+from expediter.routing.feedback import (
+    Failed,
+    Feedback,
+    Finished,
+    FirstToken,
+    WorkerAdded,
+    WorkerRemoved,
+)
 from expediter.routing.policy import RoundRobin, RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.prompt import token_prompt
@@ -32,7 +39,7 @@ class Scene:
         )
         for client in clients:
             endpoint = WorkerEndpoint(url=f"http://{client.name}")
-            self.membership.add(endpoint).status = WorkerStatus.UP
+            self.membership.add(endpoint).health = WorkerStatus.UP
         self.dispatcher = Dispatcher(
             membership=self.membership,
             index=self.index,
@@ -133,7 +140,7 @@ async def test_requests_in_flight_count_as_load_until_they_end_or_are_cancelled(
 
 async def test_a_model_goes_to_the_workers_that_serve_it() -> None:
     scene = Scene(FakeClient("a"), FakeClient("b"))
-    scene.membership.members[WorkerId("b")].models = {"m": None}  # type: ignore[dict-item]
+    scene.membership.members[WorkerId("b")].models = {"m": Model(id="m")}
     assert {await scene.dispatch(range(i, i + 9), model="m") for i in range(0, 90, 10)} == {"b"}
     assert await scene.dispatch(range(500, 509), model="unknown") == "a"
 
@@ -146,7 +153,8 @@ class Pupil(RoundRobin):
         self.heard: list[Feedback] = []
 
     def observe(self, feedback: Feedback) -> None:
-        self.heard.append(feedback)
+        if not isinstance(feedback, WorkerAdded | WorkerRemoved):
+            self.heard.append(feedback)
 
 
 async def test_a_policy_that_learns_hears_how_every_try_went() -> None:

@@ -138,7 +138,7 @@ async def test_workers_come_and_go_at_run_time_but_not_twice() -> None:
         other = membership.add(WorkerEndpoint(url="http://127.0.0.1:2"))
         await until(lambda: other.status is WorkerStatus.UP)
         assert other.worker_id == "127.0.0.1:2"
-        membership.remove(WorkerId("w"))
+        await membership.remove(WorkerId("w"))
         assert membership.ready() == [other]
         index.assume(WorkerId("w"), token_prompt([1, 2, 3]), seconds=9)
         assert index.match(token_prompt([1, 2, 3])) == {}

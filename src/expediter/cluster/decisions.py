@@ -67,6 +67,7 @@ class DecisionLog:
         self.recent: deque[Decision] = deque(maxlen=capacity)
         self.num_by_reason: Counter[str] = Counter()
         self.num_retries = 0
+        self.num_retries_refused = 0  # for want of budget
         self.num_unplaced = 0
         self.workers: dict[WorkerId, WorkerTally] = {}
 

@@ -1,22 +1,27 @@
 """The story of a request: place it, send it, and if its worker fails, try another or give up.
 
 A request goes to another worker only if nothing of an answer has arrived, never twice to the
-same worker, and not if its worker was merely silent: it may be working on it. Workers' own
-errors (any HTTP status) are answers, and the client's to deal with.
+same worker, and not if its worker was merely silent: it may be working on it. How many are sent
+again is limited (`retry_budget.py`). Workers' own errors (any HTTP status) are answers, and the
+client's to deal with; but those that a broken worker gives to everybody count against it.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from expediter.clock import Clock
+from expediter.cluster.breaker import Ticket
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
 from expediter.cluster.decisions import Decision, DecisionLog
+from expediter.cluster.eligible import eligible
 from expediter.cluster.membership import Member, Membership
+from expediter.cluster.predictions import Predictions
+from expediter.cluster.retry_budget import RetryBudget
 from expediter.config import RoutingConfig
 from expediter.errors import WorkerLost, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
-from expediter.routing.outstanding import OutstandingWork
+from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork
 from expediter.routing.policy import LeastLoaded, RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
@@ -27,6 +32,9 @@ CONFIRM_SECONDS = 5.0
 """How long a prompt that a worker answered counts as cached there before its events say so.
 Events of a prompt's blocks leave the worker before the answer's first byte, so they come in
 milliseconds; this only has to outlast them."""
+
+NO_FAULT = frozenset({501, 503})
+"""5xx that say nothing against a worker: it cannot do this, or has no room for it now."""
 
 
 class Dispatcher:
@@ -50,6 +58,8 @@ class Dispatcher:
         self.use(policy, config)
         self.work = work or OutstandingWork()
         self.log = DecisionLog()
+        self.predictions = Predictions(num_answers=membership.relearn_answers, clock=clock)
+        membership.count_known_by(self.work.num_requests)
 
     @property
     def uses_prefixes(self) -> bool:
@@ -60,6 +70,8 @@ class Dispatcher:
         """Place by this policy from now on; what runs is not moved."""
         self._policy = policy
         self._learner = policy if isinstance(policy, Learner) else None
+        self._membership.teach(self._learner)
+        self._retries = RetryBudget(config.retries, clock=self._clock)
         self._config = config
 
     async def dispatch(
@@ -70,8 +82,9 @@ class Dispatcher:
         Raises WorkerUnavailable, WorkerLost or WorkerSilent. If the sink was started, part of
         an answer has gone out; otherwise nothing has.
         """
-        tried: set[WorkerId] = set()
+        tried = set[WorkerId]()
         failure: WorkerLost | None = None
+        self._retries.earn()
         while True:
             candidates = self._candidates(request)
             if tried:
@@ -79,6 +92,9 @@ class Dispatcher:
             if not candidates:
                 self.log.num_unplaced += 1
                 raise failure or WorkerUnavailable("no worker is ready")
+            if failure is not None and not self._retries.take():
+                self.log.num_retries_refused += 1
+                raise WorkerUnavailable(f"too many requests fail to try again: {failure}")
             decision = self._place(request, candidates, num_tries=len(tried) + 1)
             tried.add(decision.worker_id)
             try:
@@ -96,17 +112,22 @@ class Dispatcher:
             return None
         return model if self._membership.is_adapter(model) else None
 
-    def _candidates(self, request: RoutedRequest) -> Collection[Member]:
-        """Ready workers that serve the model; all, if none says it does: theirs to refuse."""
-        ready = self._membership.ready()
-        if request.model is None:
-            return ready
-        return [m for m in ready if request.model in m.models] or ready
+    def _candidates(self, request: RoutedRequest) -> Sequence[Member]:
+        return eligible(
+            self._membership.ready(),
+            request.model,
+            load=self._load_tokens,
+            slack_tokens=self._config.slack_tokens,
+        )
+
+    def _load_tokens(self, member: Member) -> float:
+        """Work outstanding there, whoever sent it."""
+        return self.work.tokens(member.worker_id) + member.num_others * OTHERS_TOKENS
 
     def _place(
-        self, request: RoutedRequest, candidates: Collection[Member], *, num_tries: int
+        self, request: RoutedRequest, candidates: Sequence[Member], *, num_tries: int
     ) -> Decision:
-        choice = self._choose(request, [member.worker_id for member in candidates])
+        choice = self._choose(request, candidates)
         decision = Decision(
             request_id=request.request_id,
             worker_id=choice.worker_id,
@@ -120,21 +141,21 @@ class Dispatcher:
         self.log.add(decision)
         return decision
 
-    def _choose(self, request: RoutedRequest, worker_ids: Collection[WorkerId]) -> Choice:
-        work = self.work
+    def _choose(self, request: RoutedRequest, candidates: Sequence[Member]) -> Choice:
+        load, work = self._load_tokens, self.work
         workers = [
             WorkerView(
-                worker_id=worker_id,
-                load_tokens=work.tokens(worker_id),
-                num_requests=work.num_requests(worker_id),
+                worker_id=member.worker_id,
+                load_tokens=load(member),
+                num_requests=work.num_requests(member.worker_id) + member.num_others,
             )
-            for worker_id in worker_ids
+            for member in candidates
         ]
         if request.prompt is None:
             policy = self._by_load if self._policy.uses_prefixes else self._policy
             return policy.choose(request, ClusterView(workers=workers))
         found = self._index.match(request.prompt)
-        matched = {worker_id: found[worker_id] for worker_id in worker_ids if worker_id in found}
+        matched = {w.worker_id: found[w.worker_id] for w in workers if w.worker_id in found}
         return self._policy.choose(request, ClusterView(workers=workers, matched=matched))
 
     async def _serve(
@@ -151,22 +172,29 @@ class Dispatcher:
             prefill_tokens=request.num_tokens - decision.matched_tokens,
             max_output_tokens=request.max_output_tokens,
         )
+        ticket = member.begin()
         try:
             sink.placed(decision)
             exchange = await member.client.send(forwarded, sink)
             self.work.prefilled(work)
             self.log.first_byte(decision, status=exchange.status, now=self._clock())
+            ticket = _judge(member, ticket, status=exchange.status)
             if exchange.status < 300:
                 self._assume(member, request)
                 self._teach(FirstToken, request)
             await exchange.ended()
+            if exchange.status < 500:
+                member.breaker.succeeded(ticket)
             self._answered(request, decision, sink.usage())
         except (WorkerLost, WorkerSilent) as error:
             logger.warning("%s failed request %s: %s", member.worker_id, request.request_id, error)
             self.log.failed(decision, error.kind)
+            member.breaker.failed(ticket)
             self._membership.suspect(member.worker_id, error)
             raise
         finally:
+            member.breaker.ended(ticket)
+            member.end()
             self.work.finish(work)
             if not decision.is_answered:
                 self._teach(Failed, request)
@@ -180,9 +208,7 @@ class Dispatcher:
             decision.prompt_tokens = usage.prompt_tokens
             decision.output_tokens = usage.output_tokens
         if usage is not None and usage.cached_tokens is not None:
-            self.log.answered(
-                decision, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
-            )
+            self._compare(decision, usage.prompt_tokens, usage.cached_tokens)
         if self._learner is not None:
             self._learner.observe(
                 Finished(
@@ -191,6 +217,17 @@ class Dispatcher:
                     output_tokens=usage.output_tokens if usage is not None else None,
                 )
             )
+
+    def _compare(self, decision: Decision, prompt_tokens: int, cached_tokens: int) -> None:
+        """Hold what was predicted against what its worker says it had cached."""
+        self.log.answered(decision, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+        if self.predictions.disagrees(
+            decision, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens
+        ):
+            logger.warning(
+                "%s has much less cached than was known of it: learnt anew", decision.worker_id
+            )
+            self._membership.relearn(decision.worker_id)
 
     def _teach(self, event: type[FirstToken | Failed], request: RoutedRequest) -> None:
         """Tell a policy that learns; others cost nothing here."""
@@ -204,3 +241,11 @@ class Dispatcher:
         is_confirmed = member.publishes_events and not request.prompt.is_text
         seconds = CONFIRM_SECONDS if is_confirmed else self._config.assumed_seconds
         self._index.assume(member.worker_id, request.prompt, seconds=seconds)
+
+
+def _judge(member: Member, ticket: Ticket, *, status: int) -> Ticket:
+    """Tell the breaker of an answer's status."""
+    if status >= 500 and status not in NO_FAULT:
+        member.breaker.failed(ticket)
+        return ticket
+    return member.breaker.answered(ticket)

@@ -1,105 +1,34 @@
-"""Who is alive.
+"""Who belongs to the fleet, and who of them may get requests.
 
-Every worker's `/health` is asked at an interval. A worker goes down after several failures in a
-row, or at once when it refuses connections, and comes up again after two good answers: one slow
-answer or one lucky one changes nothing. Requests that fail bring the next probe forward, so a
-dead worker is noticed before its turn.
-
-A worker that comes up, for the first time or again, is asked anew what it serves and where it
-publishes its KV events, and its cache is learnt from nothing: it may be another process.
+Workers may come and go while requests run. One that drains gets no more requests and finishes
+those it has. To remove one is to drain it first, and to drop it when it is idle or its time is up.
+Whether a worker is up, its health checks tell (`watch.py`); whether it also serves, its circuit
+breaker (`breaker.py`).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
+import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import msgspec
-import zmq
-
+from expediter.clock import Clock
+from expediter.cluster.breaker import CircuitBreaker
 from expediter.cluster.client import WorkerClient
-from expediter.cluster.discovery import KVEventSource, find_kv_events
-from expediter.cluster.subscriber import KVEventSubscriber
-from expediter.config import WorkerEndpoint
-from expediter.errors import ClusterError, ConfigError, WorkerRefused
+from expediter.cluster.load_poll import CountOf, LoadPoll
+from expediter.cluster.member import Member, Model, Subscriber, WorkerStatus
+from expediter.cluster.watch import Subscribe, Watch
+from expediter.config import HealthConfig, WorkerEndpoint
+from expediter.errors import ClusterError, ConfigError
 from expediter.load import WorkerId
+from expediter.routing.feedback import Learner
 from expediter.routing.prefix_index import PrefixIndex
+
+__all__ = ["Member", "Membership", "Model", "Subscribe", "Subscriber", "WorkerStatus"]
 
 logger = logging.getLogger(__name__)
 
-PROBE_SECONDS = 5.0
-NUM_FAILURES_TO_DOWN = 3
-NUM_SUCCESSES_TO_UP = 2
-NUM_PROBES_PER_MODELS = 10  # how often a healthy worker is asked again for its models
-
 Connect = Callable[[WorkerEndpoint], WorkerClient]
-
-
-class Subscriber(Protocol):
-    """Keeps the index in step with one publisher's events."""
-
-    worker_id: WorkerId
-    num_lost: int  # times the worker's view had to be relearnt
-
-    def start(self) -> None:
-        """Begin, from nothing."""
-        ...
-
-    def resync(self) -> None:
-        """Forget what is known of the worker and learn it anew."""
-        ...
-
-    def close(self) -> None:
-        """Stop; what the index knows stays as it is."""
-        ...
-
-
-Subscribe = Callable[[KVEventSource, WorkerId], Subscriber]
-
-
-class WorkerStatus(StrEnum):
-    """STARTING has never answered."""
-
-    STARTING = "starting"
-    UP = "up"
-    DOWN = "down"
-
-
-class Model(msgspec.Struct, frozen=True):
-    """The part of a model card that routing needs; an adapter has a parent."""
-
-    id: str
-    parent: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[msgspec.Raw]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Member:
-    """A worker and what is known of it; only the membership changes it."""
-
-    worker_id: WorkerId
-    endpoint: WorkerEndpoint
-    client: WorkerClient
-    status: WorkerStatus = WorkerStatus.STARTING
-    model_cards: dict[str, msgspec.Raw] = field(default_factory=dict)
-    models: dict[str, Model] = field(default_factory=dict)
-    subscribers: dict[KVEventSource, Subscriber] = field(default_factory=dict)
-    num_failures: int = 0
-    num_successes: int = 0
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    watch: asyncio.Task[None] | None = None
-
-    @property
-    def publishes_events(self) -> bool:
-        """Whether its cache is known rather than assumed."""
-        return bool(self.subscribers)
 
 
 class Membership:
@@ -111,55 +40,129 @@ class Membership:
         connect: Connect,
         index: PrefixIndex,
         interval_seconds: float,
+        config: HealthConfig | None = None,
+        clock: Clock = time.monotonic,
         subscribe: Subscribe | None = None,
     ) -> None:
         """`subscribe` follows a publisher in its own way; by default over ZeroMQ."""
         self._connect = connect
-        self._follow = subscribe or self._follow_zmq
         self._index = index
-        self._interval = interval_seconds
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._config = config or HealthConfig()
+        self._clock = clock
+        self._health = Watch(index, interval_seconds=interval_seconds, subscribe=subscribe)
+        self._load = LoadPoll(self._config, clock=clock, learnt=self._health.tell_added)
         self._tasks: asyncio.TaskGroup | None = None
         self.members: dict[WorkerId, Member] = {}
 
+    @property
+    def relearn_answers(self) -> int:
+        """How many answers in a row it takes to distrust what is known of a worker's cache."""
+        return self._config.relearn_answers
+
+    def teach(self, learner: Learner | None) -> None:
+        """Tell this policy, and no other, of workers that are here, come, go, lose their cache."""
+        self._health.learner = learner
+        for member in self.members.values():
+            if member.health is WorkerStatus.UP:
+                self._health.tell_added(member)
+
+    def count_known_by(self, num_requests: CountOf) -> None:
+        """What a worker reports beyond these requests is others' work."""
+        self._load.num_known = num_requests
+
     async def run(self) -> None:
         """Watch every worker, those added later too; all are dropped in the end."""
-        self._context = zmq.Context()
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                for member in self.members.values():
-                    member.watch = self._tasks.create_task(self._watch(member))
-                await asyncio.Event().wait()
-        finally:
-            self._tasks = None
-            for worker_id in list(self.members):
-                self.remove(worker_id)
-            self._context.term()
+        with self._health.following():
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    for member in self.members.values():
+                        self._watch(member)
+                    await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+                for worker_id in list(self.members):
+                    self.drop(worker_id)
 
     def add(self, endpoint: WorkerEndpoint) -> Member:
         """Take a worker in; it gets requests once it answers. Raises ConfigError if it is known."""
-        worker_id = WorkerId(endpoint.worker_id or urlsplit(endpoint.url).netloc)
+        worker_id = worker_id_of(endpoint)
         if worker_id in self.members:
             raise ConfigError(f"two workers are called {worker_id!r}")
-        member = Member(worker_id=worker_id, endpoint=endpoint, client=self._connect(endpoint))
+        config = self._config
+        breaker = CircuitBreaker(
+            num_failures=config.breaker_failures,
+            open_seconds=config.breaker_open_seconds,
+            max_open_seconds=config.breaker_max_open_seconds,
+            clock=self._clock,
+        )
+        member = Member(
+            worker_id=worker_id,
+            endpoint=endpoint,
+            client=self._connect(endpoint),
+            breaker=breaker,
+        )
         self.members[worker_id] = member
         self._index.add_worker(worker_id)
-        if self._tasks is not None:
-            member.watch = self._tasks.create_task(self._watch(member))
+        self._watch(member)
         return member
 
-    def remove(self, worker_id: WorkerId) -> None:
-        """Drop a worker and its connections; requests that run there are lost."""
+    def drain(self, worker_id: WorkerId) -> None:
+        """No more requests for this worker; KeyError if there is none of that name."""
+        self.members[worker_id].is_draining = True
+
+    def undrain(self, worker_id: WorkerId) -> None:
+        """Requests again, also for one that was about to be removed; KeyError as `drain`."""
+        member = self.members[worker_id]
+        if member.removal is not None:
+            member.removal.cancel()
+            member.removal = None
+        member.is_draining = False
+
+    async def remove(self, worker_id: WorkerId, *, drain_seconds: float | None = None) -> None:
+        """Drain a worker and drop it when it is idle, or after so long (default: the config's).
+
+        KeyError if there is none of that name.
+        """
+        member = self.members[worker_id]
+        self.drain(worker_id)
+        limit = self._config.drain_seconds if drain_seconds is None else drain_seconds
+        if not await member.idle(limit):
+            logger.warning(
+                "%s is dropped with %d requests in flight", worker_id, member.num_in_flight
+            )
+        if self.members.get(worker_id) is member:
+            self.drop(worker_id)
+
+    def retire(self, worker_id: WorkerId, *, drain_seconds: float | None = None) -> None:
+        """`remove` in the background, while `run` runs; `undrain` takes it back."""
+        member = self.members[worker_id]
+        self.drain(worker_id)
+        if member.removal is None:
+            assert self._tasks is not None, "only while `run` runs"
+            removal = self.remove(worker_id, drain_seconds=drain_seconds)
+            member.removal = self._tasks.create_task(removal)
+
+    def drop(self, worker_id: WorkerId) -> None:
+        """Forget a worker and close its connections; requests that run there are lost."""
         member = self.members.pop(worker_id)
-        if member.watch is not None:
-            member.watch.cancel()
-        self._unsubscribe(member, keep=[])
+        for task in member.tasks:
+            task.cancel()
+        if member.removal is not None and member.removal is not asyncio.current_task():
+            member.removal.cancel()
+        self._health.unsubscribe(member)
         member.client.close()
         self._index.remove_worker(worker_id)
+        self._health.tell_removed(member)
 
     def ready(self) -> list[Member]:
-        """The workers that may get requests."""
-        return [m for m in self.members.values() if m.status is WorkerStatus.UP]
+        """The workers that may get requests now."""
+        return [
+            m
+            for m in self.members.values()
+            if m.health is WorkerStatus.UP
+            and not m.is_draining
+            and (m.breaker.is_closed or m.breaker.allows())
+        ]
 
     def is_adapter(self, model: str) -> bool:
         """Whether workers say that the model is an adapter of another."""
@@ -169,97 +172,23 @@ class Membership:
     def suspect(self, worker_id: WorkerId, error: ClusterError) -> None:
         """A request failed there: one that refuses is down, any other is probed at once."""
         member = self.members.get(worker_id)
-        if member is None:
-            return
-        if isinstance(error, WorkerRefused):
-            self._failed(member, is_certain=True)
-        member.wake.set()
+        if member is not None:
+            self._health.suspect(member, error)
 
-    async def _watch(self, member: Member) -> None:
-        num_probes = 0
-        while True:
-            member.wake.clear()
-            await self._probe(member, asks_models=num_probes % NUM_PROBES_PER_MODELS == 0)
-            num_probes += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await member.wake.wait()
+    def relearn(self, worker_id: WorkerId) -> None:
+        """Forget what is taken to be cached at a worker; its events are read anew."""
+        member = self.members.get(worker_id)
+        if member is not None:
+            self._health.relearn(member)
 
-    async def _probe(self, member: Member, *, asks_models: bool) -> None:
-        try:
-            status, _ = await member.client.fetch("/health", timeout=PROBE_SECONDS)
-            if status >= 500:
-                self._failed(member, is_certain=False)
-                return
-            member.num_failures = 0
-            member.num_successes += 1
-            if member.status is WorkerStatus.UP:
-                if asks_models:
-                    await _learn_models(member)
-            elif self._is_back(member):
-                await _learn_models(member)
-                await self._subscribe(member)
-                member.status = WorkerStatus.UP
-                logger.info("%s is up", member.worker_id)
-        except ClusterError as error:
-            self._failed(member, is_certain=isinstance(error, WorkerRefused))
-        except zmq.ZMQError as error:
-            logger.warning("%s: its KV events cannot be followed: %s", member.worker_id, error)
-            self._failed(member, is_certain=False)
-
-    def _is_back(self, member: Member) -> bool:
-        is_new = member.status is WorkerStatus.STARTING
-        return member.num_successes >= (1 if is_new else NUM_SUCCESSES_TO_UP)
-
-    def _failed(self, member: Member, *, is_certain: bool) -> None:
-        member.num_successes = 0
-        member.num_failures += 1
-        if member.status is not WorkerStatus.UP:
-            return
-        if is_certain or member.num_failures >= NUM_FAILURES_TO_DOWN:
-            member.status = WorkerStatus.DOWN
-            self._index.clear(member.worker_id)
-            logger.warning("%s is down", member.worker_id)
-
-    async def _subscribe(self, member: Member) -> None:
-        """Follow the worker's KV events, from nothing; keep what already follows them."""
-        sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
-        self._unsubscribe(member, keep=sources)
-        self._index.clear(member.worker_id)
-        for rank, source in enumerate(sources):
-            if source in member.subscribers:
-                member.subscribers[source].resync()
-                continue
-            name = WorkerId(f"{member.worker_id}/{rank}") if rank else member.worker_id
-            self._index.add_worker(name, part_of=member.worker_id)
-            subscriber = self._follow(source, name)
-            member.subscribers[source] = subscriber
-            subscriber.start()
-
-    def _follow_zmq(self, source: KVEventSource, worker_id: WorkerId) -> Subscriber:
-        assert self._context is not None
-        return KVEventSubscriber(
-            self._context, source=source, worker_id=worker_id, index=self._index
-        )
-
-    def _unsubscribe(self, member: Member, *, keep: Sequence[KVEventSource]) -> None:
-        for source in [source for source in member.subscribers if source not in keep]:
-            subscriber = member.subscribers.pop(source)
-            subscriber.close()
-            if subscriber.worker_id != member.worker_id:
-                self._index.remove_worker(subscriber.worker_id)
+    def _watch(self, member: Member) -> None:
+        if self._tasks is not None:
+            member.tasks = [
+                self._tasks.create_task(self._health.follow(member)),
+                self._tasks.create_task(self._load.follow(member)),
+            ]
 
 
-async def _learn_models(member: Member) -> None:
-    """Ask what the worker serves; one that does not say keeps what it said before."""
-    status, body = await member.client.fetch("/v1/models", timeout=PROBE_SECONDS)
-    if status != 200:
-        return
-    try:
-        cards = msgspec.json.decode(body, type=_Models).data
-        models = [msgspec.json.decode(card, type=Model) for card in cards]
-    except msgspec.DecodeError:
-        logger.warning("%s: its list of models cannot be read", member.worker_id)
-        return
-    member.models = {model.id: model for model in models}
-    member.model_cards = {model.id: card for model, card in zip(models, cards, strict=True)}
+def worker_id_of(endpoint: WorkerEndpoint) -> WorkerId:
+    """A worker's name: as configured, else host and port."""
+    return WorkerId(endpoint.worker_id or urlsplit(endpoint.url).netloc)

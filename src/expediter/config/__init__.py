@@ -20,6 +20,10 @@ from expediter.config.gateway import (
     TenantConfig,
     WorkerEndpoint,
 )
+from expediter.config.health import (
+    HealthConfig,
+    RetryConfig,
+)
 from expediter.config.operations import (
     AccessLogConfig,
     AdminConfig,
@@ -59,12 +63,14 @@ __all__ = [
     "FleetConfig",
     "Fraction",
     "GatewayConfig",
+    "HealthConfig",
     "KVCacheConfig",
     "NotNegative",
     "PolicyName",
     "Port",
     "Positive",
     "PrebleConfig",
+    "RetryConfig",
     "RoutingConfig",
     "SchedulerConfig",
     "Seconds",

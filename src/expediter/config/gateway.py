@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from expediter.config.health import HealthConfig
 from expediter.config.operations import AccessLogConfig, AdminConfig, TlsConfig, WorkerTlsConfig
 from expediter.config.routing import RoutingConfig
 from expediter.config.section import Port, Positive, Seconds, Section
@@ -61,6 +62,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     health_interval_seconds: Seconds = 1.0
     processes: Positive = 1  # that share the port, each with an index of its own
     workers: tuple[WorkerEndpoint, ...] = ()
+    health: HealthConfig = HealthConfig()
     routing: RoutingConfig = RoutingConfig()
     tenancy: TenancyConfig | None = None  # without it the gateway is open to all
     admin: AdminConfig = AdminConfig()

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from expediter.config.health import RetryConfig
 from expediter.config.section import Fraction, NotNegative, Positive, Seconds, Section
 
 
@@ -71,6 +72,7 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     block_size: Positive = 16  # tokens in a block, until a worker's events tell its own
     assumed_blocks: Positive = 65536  # a worker
     assumed_seconds: Seconds = 600.0
+    retries: RetryConfig = RetryConfig()
     sticky: StickyConfig = StickyConfig()
     sglang: SglangConfig = SglangConfig()
     dynamo: DynamoConfig = DynamoConfig()

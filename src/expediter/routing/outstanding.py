@@ -15,6 +15,9 @@ the 70B model of the worked examples."""
 EXPECTED_OUTPUT_TOKENS = 128
 """What an answer is taken to need when the caller's limit does not say less."""
 
+OTHERS_TOKENS = EXPECTED_OUTPUT_TOKENS * DECODE_TOKEN_COST
+"""What a request that somebody else sent is taken to need; of it only its number is known."""
+
 
 @dataclass(slots=True)
 class Work:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from expediter.load import WorkerId
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.simulation.client import Network, SimulatedClient, SimulatedSubscriber
+from expediter.simulation.executor import Pipeline
 from expediter.simulation.worker import SimulatedWorker, WorkerModel
 
 HEALTH_SECONDS = 1.0
@@ -68,12 +69,7 @@ class SimulatedFleet:
         clock = asyncio.get_running_loop().time
         self._model = model
         self._rng = rng
-        self.workers = {
-            WorkerId(f"worker-{number}"): SimulatedWorker(
-                WorkerId(f"worker-{number}"), model.worker
-            )
-            for number in range(model.num_workers)
-        }
+        self.workers = {worker.worker_id: worker for worker in _workers(model)}
         self._index = PrefixIndex(
             clock=clock,
             block_size=model.worker.kv_cache.block_size,
@@ -83,6 +79,7 @@ class SimulatedFleet:
             connect=self._connect,
             index=self._index,
             interval_seconds=HEALTH_SECONDS,
+            clock=clock,
             subscribe=self._subscribe,
         )
         self.dispatcher = Dispatcher(
@@ -151,6 +148,16 @@ class SimulatedFleet:
 
     def _worker_at(self, url: str) -> SimulatedWorker:
         return self.workers[WorkerId(url.removeprefix(SCHEME))]
+
+
+def _workers(model: FleetModel) -> Iterator[SimulatedWorker]:
+    """Neighbours share a pipeline, if theirs has stages."""
+    num_stages = model.worker.num_stages
+    pipeline = None
+    for number in range(model.num_workers):
+        if num_stages > 1 and number % num_stages == 0:
+            pipeline = Pipeline(num_stages)
+        yield SimulatedWorker(WorkerId(f"worker-{number}"), model.worker, pipeline=pipeline)
 
 
 def _endpoint(worker: SimulatedWorker, *, has_events: bool) -> WorkerEndpoint:

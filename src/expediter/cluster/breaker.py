@@ -1,0 +1,119 @@
+"""A circuit breaker: whether a worker that answers its health checks also serves requests.
+
+    closed     requests pass; so many failures in a row open it
+    open       none pass, for a while
+    half-open  one passes, the probe: an answer closes the breaker, a failure opens it again,
+               for twice as long
+
+Requests overlap, so some end long after the state they began in. Each gets a ticket when it
+begins, and what becomes of it counts only while the breaker has not changed since: a hundred
+requests that were lost at once open it once, and none of them can end a probe.
+"""
+
+from enum import StrEnum
+from typing import NewType
+
+from expediter.clock import Clock
+
+Ticket = NewType("Ticket", int)
+"""The period of the breaker in which a request began."""
+
+
+class BreakerState(StrEnum):
+    """HALF_OPEN lets one request through at a time."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class CircuitBreaker:
+    """One worker's. Ask `allows` before `begin`, and say `ended` whatever happened."""
+
+    def __init__(
+        self, *, num_failures: int, open_seconds: float, max_open_seconds: float, clock: Clock
+    ) -> None:
+        """`num_failures` in a row open it; first for `open_seconds`."""
+        self._limit = num_failures
+        self._open_seconds = open_seconds
+        self._max_open_seconds = max(open_seconds, max_open_seconds)
+        self._clock = clock
+        self._period = Ticket(0)
+        self._pause = open_seconds
+        self._opens_at = 0.0  # when the next probe may pass
+        self._has_probe = False
+        self.is_closed = True
+        self.num_failures = 0  # in a row
+        self.num_opened = 0
+
+    @property
+    def state(self) -> BreakerState:
+        """Time alone ends OPEN."""
+        if self.is_closed:
+            return BreakerState.CLOSED
+        may_probe = self._has_probe or self._clock() >= self._opens_at
+        return BreakerState.HALF_OPEN if may_probe else BreakerState.OPEN
+
+    def allows(self) -> bool:
+        """Whether a request may begin now."""
+        return self.is_closed or (not self._has_probe and self._clock() >= self._opens_at)
+
+    def begin(self) -> Ticket:
+        """A request that `allows` let through begins; in HALF_OPEN it is the probe."""
+        if not self.is_closed:
+            assert not self._has_probe, "one probe at a time"
+            self._has_probe = True
+            self._change()
+        return self._period
+
+    def answered(self, ticket: Ticket) -> Ticket:
+        """The answer has begun, which is all that is asked of a probe. Returns the new ticket."""
+        if ticket == self._period and not self.is_closed:
+            self._close()
+            return self._period
+        return ticket
+
+    def succeeded(self, ticket: Ticket) -> None:
+        """The answer is complete."""
+        if ticket != self._period:
+            return
+        self.num_failures = 0
+        if not self.is_closed:
+            self._close()
+
+    def failed(self, ticket: Ticket) -> None:
+        """The worker failed the request."""
+        if ticket != self._period:
+            return
+        if not self.is_closed:
+            self._open(min(2 * self._pause, self._max_open_seconds))
+            return
+        self.num_failures += 1
+        if self.num_failures >= self._limit:
+            self._open(self._open_seconds)
+
+    def ended(self, ticket: Ticket) -> None:
+        """The request is over. If nothing was said of a probe, its client left: free its place."""
+        if ticket == self._period and not self.is_closed:
+            self._has_probe = False
+            self._change()
+
+    def retry_now(self) -> None:
+        """There is new reason for hope: let a probe pass at once."""
+        self._opens_at = self._clock()
+
+    def _open(self, pause: float) -> None:
+        self._change()
+        self._pause = pause
+        self._opens_at = self._clock() + pause
+        self._has_probe = self.is_closed = False
+        self.num_failures = 0
+        self.num_opened += 1
+
+    def _close(self) -> None:
+        self._change()
+        self._has_probe, self.is_closed = False, True
+        self.num_failures = 0
+
+    def _change(self) -> None:
+        self._period = Ticket(self._period + 1)

@@ -1,0 +1,174 @@
+"""Whether workers are up, and what there is to know of one that comes up.
+
+Every worker's `/health` is asked at an interval. A worker goes down after several failures in a
+row, or at once when it refuses connections, and comes up again after two good answers: one slow
+answer or one lucky one changes nothing. Requests that fail bring the next probe forward, so a
+dead worker is noticed before its turn.
+
+A worker that comes up, for the first time or again, is asked anew what it serves and where it
+publishes its KV events, and its cache is learnt from nothing: it may be another process. Policies
+that learn are told, too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import zmq
+
+from expediter.cluster.discovery import KVEventSource, find_kv_events
+from expediter.cluster.member import (
+    PROBE_SECONDS,
+    Member,
+    Subscriber,
+    WorkerStatus,
+    learn_models,
+)
+from expediter.cluster.subscriber import KVEventSubscriber
+from expediter.errors import ClusterError, WorkerRefused
+from expediter.load import WorkerId
+from expediter.routing.feedback import Learner, WorkerAdded, WorkerRemoved
+from expediter.routing.prefix_index import PrefixIndex
+
+logger = logging.getLogger(__name__)
+
+NUM_FAILURES_TO_DOWN = 3
+NUM_SUCCESSES_TO_UP = 2
+NUM_PROBES_PER_MODELS = 10  # how often a healthy worker is asked again for its models
+
+Subscribe = Callable[[KVEventSource, WorkerId], Subscriber]
+
+
+class Watch:
+    """Probes workers and follows their KV events, within `following`."""
+
+    def __init__(
+        self, index: PrefixIndex, *, interval_seconds: float, subscribe: Subscribe | None = None
+    ) -> None:
+        """`subscribe` follows a publisher in its own way; by default over ZeroMQ."""
+        self._index = index
+        self._interval = interval_seconds
+        self._subscribe = subscribe or self._subscribe_zmq
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self.learner: Learner | None = None
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Events are received within; nobody may be subscribed to any more at the end."""
+        self._context = zmq.Context()
+        try:
+            yield
+        finally:
+            self._context.term()
+
+    async def follow(self, member: Member) -> None:
+        """Probe a worker until cancelled."""
+        num_probes = 0
+        while True:
+            member.wake.clear()
+            await self._probe(member, asks_models=num_probes % NUM_PROBES_PER_MODELS == 0)
+            num_probes += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await member.wake.wait()
+
+    def suspect(self, member: Member, error: ClusterError) -> None:
+        """A request failed there: one that refuses is down, any other is probed at once."""
+        if isinstance(error, WorkerRefused):
+            self._failed(member, is_certain=True)
+        member.wake.set()
+
+    def relearn(self, member: Member) -> None:
+        """Forget what is taken to be cached at a worker; its events are read anew."""
+        self._forget(member)
+        for subscriber in member.subscribers.values():
+            subscriber.resync()
+        self.tell_added(member)
+
+    def unsubscribe(self, member: Member, *, keep: Sequence[KVEventSource] = ()) -> None:
+        """Follow only these of the worker's publishers any further."""
+        for source in [source for source in member.subscribers if source not in keep]:
+            subscriber = member.subscribers.pop(source)
+            subscriber.close()
+            if subscriber.worker_id != member.worker_id:
+                self._index.remove_worker(subscriber.worker_id)
+
+    def tell_added(self, member: Member) -> None:
+        """The worker is here, with this much memory."""
+        if self.learner is not None:
+            capacity = member.capacity_tokens
+            self.learner.observe(WorkerAdded(worker_id=member.worker_id, capacity_tokens=capacity))
+
+    def tell_removed(self, member: Member) -> None:
+        """The worker is gone, or its cache is."""
+        if self.learner is not None:
+            self.learner.observe(WorkerRemoved(worker_id=member.worker_id))
+
+    async def _probe(self, member: Member, *, asks_models: bool) -> None:
+        try:
+            status, _ = await member.client.fetch("/health", timeout=PROBE_SECONDS)
+            if status >= 500:
+                self._failed(member, is_certain=False)
+                return
+            member.num_failures = 0
+            member.num_successes += 1
+            if member.health is WorkerStatus.UP:
+                if asks_models:
+                    await learn_models(member)
+            elif _is_back(member):
+                await learn_models(member)
+                await self._follow_events(member)
+                self._up(member)
+        except ClusterError as error:
+            self._failed(member, is_certain=isinstance(error, WorkerRefused))
+        except zmq.ZMQError as error:
+            logger.warning("%s: its KV events cannot be followed: %s", member.worker_id, error)
+            self._failed(member, is_certain=False)
+
+    def _up(self, member: Member) -> None:
+        member.health = WorkerStatus.UP
+        member.breaker.retry_now()
+        self.tell_added(member)
+        logger.info("%s is up", member.worker_id)
+
+    def _failed(self, member: Member, *, is_certain: bool) -> None:
+        member.num_successes = 0
+        member.num_failures += 1
+        if member.health is not WorkerStatus.UP:
+            return
+        if is_certain or member.num_failures >= NUM_FAILURES_TO_DOWN:
+            member.health = WorkerStatus.DOWN
+            self._forget(member)
+            logger.warning("%s is down", member.worker_id)
+
+    def _forget(self, member: Member) -> None:
+        self._index.clear(member.worker_id)
+        member.forget_load()
+        self.tell_removed(member)
+
+    async def _follow_events(self, member: Member) -> None:
+        """Follow the worker's KV events, from nothing; keep what already follows them."""
+        sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
+        self.unsubscribe(member, keep=sources)
+        self._index.clear(member.worker_id)
+        for rank, source in enumerate(sources):
+            if source in member.subscribers:
+                member.subscribers[source].resync()
+                continue
+            name = WorkerId(f"{member.worker_id}/{rank}") if rank else member.worker_id
+            self._index.add_worker(name, part_of=member.worker_id)
+            subscriber = self._subscribe(source, name)
+            member.subscribers[source] = subscriber
+            subscriber.start()
+
+    def _subscribe_zmq(self, source: KVEventSource, worker_id: WorkerId) -> Subscriber:
+        assert self._context is not None
+        return KVEventSubscriber(
+            self._context, source=source, worker_id=worker_id, index=self._index
+        )
+
+
+def _is_back(member: Member) -> bool:
+    is_new = member.health is WorkerStatus.STARTING
+    return member.num_successes >= (1 if is_new else NUM_SUCCESSES_TO_UP)
