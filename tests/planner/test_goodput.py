@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from expediter.config import SchedulerConfig
 from expediter.errors import ConfigError
-from expediter.planner.deployment import Deployment, Instance, Outcome, Pool, prefilled, serve
+from expediter.planner.deployment import Deployment, Instance, Outcome, Pool, serve, serve_prefill
 from expediter.planner.goodput import Goodput, Search, Target, attainment, wilson
 from expediter.simulation.costs import LinearCost
 from expediter.workload.arrivals import poisson
@@ -23,7 +23,7 @@ COST = LinearCost()
 
 
 def outcome(*, ttft: float = 0.0, tpot: float = 0.0) -> Outcome:
-    return Outcome(label="all", ttft=ttft, tpot=tpot)
+    return Outcome(label="all", ttft=ttft, tpot=tpot, e2e=ttft)
 
 
 def turns(rate: float, *, num: int = 300, output: int = 40, sample: int = 0) -> list[Turn]:
@@ -121,13 +121,9 @@ def test_decodes_in_a_pool_of_their_own_are_never_interrupted() -> None:
 def test_a_request_of_one_token_needs_no_decode() -> None:
     work = turns(1.0, num=20, output=1)
     deployment = Deployment(prefill=pool(), decode=pool())
-    arrived = [turn.arrival_time for turn in work]
-    first_at = prefilled(deployment, work)
     found = serve(deployment, work)
     assert [o.tpot for o in found] == [0.0] * 20
-    assert [o.ttft for o in found] == pytest.approx(
-        [at - start for at, start in zip(first_at, arrived, strict=True) if at is not None]
-    )
+    assert found == serve_prefill(deployment, work)
 
 
 def test_more_instances_have_more_goodput_and_equal_seeds_the_same() -> None:

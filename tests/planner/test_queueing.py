@@ -20,10 +20,10 @@ SECONDS = 0.1  # 1,000 tokens of 0.1 ms
 NUM_REQUESTS = 20_000
 
 
-def simulated_ttft(rate: float, *, ms_per_token: float = 0.1) -> float:
-    """Mean over prompts of 1,000 tokens served one by one."""
+def simulated_ttft(rate: float, *, ms_per_token: float = 0.1, pp: int = 1) -> float:
+    """Mean over prompts of 1,000 tokens served one by one, or in so many stages."""
     instance = Instance(
-        tp=1, cost=LinearCost(prefill_ms_per_token=ms_per_token), kv_tokens=10_000_000
+        tp=1, pp=pp, cost=LinearCost(prefill_ms_per_token=ms_per_token), kv_tokens=10_000_000
     )
     alone = SchedulerConfig(max_batched_tokens=1000, chunked_prefill=False)
     deployment = Deployment(
@@ -42,6 +42,12 @@ def simulated_ttft(rate: float, *, ms_per_token: float = 0.1) -> float:
 def test_prompts_wait_as_in_an_m_d_1_queue(load: float) -> None:
     expected = mean_ttft(load / SECONDS, SECONDS)
     assert simulated_ttft(load / SECONDS) == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0, 1.6])
+def test_two_stages_take_in_a_prompt_when_the_first_is_free(load: float) -> None:
+    expected = mean_ttft_two_stages(load / SECONDS, SECONDS)
+    assert simulated_ttft(load / SECONDS, pp=2) == pytest.approx(expected, rel=0.06)
 
 
 def test_a_layer_split_two_ways_is_one_faster_queue() -> None:

@@ -11,7 +11,7 @@ pool has room.
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -40,6 +40,7 @@ class Outcome:
     label: str
     ttft: float
     tpot: float
+    e2e: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class Pool:
             worker=WorkerModel(
                 cost=cost or instance.cost,
                 kv_tokens=instance.kv_tokens // instance.pp,
+                num_stages=instance.pp,
                 kv_cache=KVCacheConfig(block_size=block_size, prefix_caching=self.prefix_caching),
                 scheduler=self.scheduler,
             ),
@@ -157,23 +159,40 @@ def _colocated(
     ]
 
 
+def serve_prefill(
+    deployment: Deployment,
+    turns: Sequence[Turn],
+    *,
+    seed: int = 0,
+    policy: MakePolicy = least_loaded,
+) -> list[Outcome]:
+    """The prefill pool alone: nobody waits for a second token."""
+    ended = _prefilled(deployment, turns, seed=seed, policy=policy)
+    return [
+        _outcome(turn, turn.arrival_time, at, at) for turn, at in zip(turns, ended, strict=True)
+    ]
+
+
+def serve_decode(deployment: Deployment, turns: Sequence[Turn], *, seed: int = 0) -> list[Outcome]:
+    """The decode pool alone: every prompt's KV and first token are there when it comes."""
+    pool = deployment.decode or deployment.prefill
+    finished = _decoded(deployment, pool, list(_numbered(turns)), seed=seed)
+    return [
+        _outcome(turn, turn.arrival_time, turn.arrival_time, finished.get(number))
+        for number, turn in enumerate(turns)
+    ]
+
+
 def _in_two_pools(
     deployment: Deployment, decode: Pool, turns: Sequence[Turn], *, seed: int, policy: MakePolicy
 ) -> list[Outcome]:
-    ended = prefilled(deployment, turns, seed=seed, policy=policy)
-    handed_over = sorted(
-        (
-            replace(
-                turn,
-                arrival_time=at + deployment.transfer_seconds * turn.num_prompt_tokens,
-                session=str(number),
-                think_time=None,
-            )
-            for number, (turn, at) in enumerate(zip(turns, ended, strict=True))
-            if at is not None and turn.num_output_tokens > 1
-        ),
-        key=attrgetter("arrival_time"),
-    )
+    ended = _prefilled(deployment, turns, seed=seed, policy=policy)
+    handed_over = [
+        replace(turn, arrival_time=at + deployment.transfer_seconds * turn.num_prompt_tokens)
+        for turn, at in zip(_numbered(turns), ended, strict=True)
+        if at is not None and turn.num_output_tokens > 1
+    ]
+    handed_over.sort(key=attrgetter("arrival_time"))
     finished = _decoded(deployment, decode, handed_over, seed=seed)
     return [
         _outcome(
@@ -186,15 +205,17 @@ def _in_two_pools(
     ]
 
 
-def prefilled(
-    deployment: Deployment,
-    turns: Sequence[Turn],
-    *,
-    seed: int = 0,
-    policy: MakePolicy = least_loaded,
+def _numbered(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Each by itself, known by its number."""
+    for number, turn in enumerate(turns):
+        yield replace(turn, session=str(number), think_time=None)
+
+
+def _prefilled(
+    deployment: Deployment, turns: Sequence[Turn], *, seed: int, policy: MakePolicy
 ) -> list[float | None]:
     """When each request's first token came, by the workload's clock; None if it never did."""
-    alone = [replace(turn, transcript=_answered(turn, 1)) for turn in turns]
+    alone = [replace(turn, transcript=_with_answer(turn, 1), think_time=None) for turn in turns]
     fleet = deployment.prefill.fleet(deployment.block_size)
     run = simulate(fleet, alone, policy=policy, name=deployment.name, seed=seed)
     at = {
@@ -225,7 +246,7 @@ def _decoded(
     }
 
 
-def _answered(turn: Turn, num_tokens: int) -> Transcript:
+def _with_answer(turn: Turn, num_tokens: int) -> Transcript:
     """The turn's prompt with an answer of another length."""
     answer = turn.transcript.segment
     return turn.prompt.then(answer.name, num_tokens, role=answer.role)
@@ -236,7 +257,12 @@ def _outcome(
 ) -> Outcome:
     lost = float("inf")
     if first_at is None or finished_at is None:
-        return Outcome(label=turn.label, ttft=lost, tpot=lost)
+        return Outcome(label=turn.label, ttft=lost, tpot=lost, e2e=lost)
     gaps = turn.num_output_tokens - 1
     tpot = (finished_at - first_at) / gaps if gaps else 0.0
-    return Outcome(label=turn.label, ttft=first_at - arrived_at, tpot=tpot)
+    return Outcome(
+        label=turn.label,
+        ttft=first_at - arrived_at,
+        tpot=tpot,
+        e2e=finished_at - arrived_at,
+    )

@@ -38,7 +38,7 @@ class Facts:
         self.config = config
         self.model = named_model(config.model)
         self.spec = replace(self.model.spec, dtype=config.kv_dtype)
-        self.gpu = _named_gpu(config.gpu)
+        self.gpu = named_gpu(config.gpu)
         self.cost = named_cost(config.cost)
         if self.memory.kv_bytes <= 0:
             raise ConfigError(self._no_room())
@@ -86,7 +86,8 @@ class Facts:
         )
 
 
-def _named_gpu(name: str) -> Gpu:
+def named_gpu(name: str) -> Gpu:
+    """A GPU by its datasheet; `ConfigError` says which there are."""
     gpu = GPUS.get(name)
     if gpu is None:
         raise ConfigError(f"no GPU is called {name!r}; there are {', '.join(GPUS)}")

@@ -18,11 +18,32 @@ TOKEN = SampledToken(token_id=0)
 _EPSILON = 1e-9  # seconds: an arrival on the end of a step is before the next
 
 
+class Pipeline:
+    """Stages that the passes of several workers go through one behind the other.
+
+    A pass takes its whole time in the end, but another may enter when it has left the first of
+    `num_stages`. (As vLLM ran pipelines: a scheduler with its part of the cache for each batch.)
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._is_free_at = 0.0
+
+    async def enter(self, seconds: float) -> None:
+        """Wait for the first stage, and take it for a pass of so many seconds."""
+        loop = asyncio.get_running_loop()
+        start = max(loop.time(), self._is_free_at)
+        self._is_free_at = start + seconds / self._num_stages
+        if start > loop.time():
+            await asyncio.sleep(start - loop.time())
+
+
 class SimulatedExecutor:
     """Sleeps what `cost` says. Counts steps, not tokens."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, *, pipeline: Pipeline | None = None) -> None:
         self._cost = cost
+        self._pipeline = pipeline
         self._jump: _Jump | None = None
         self._slowdown = 1.0
         self.num_steps = 0
@@ -33,6 +54,8 @@ class SimulatedExecutor:
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """See `Executor`; every sampled token is the same one."""
         work = output.work
+        if self._pipeline is not None:
+            await self._pipeline.enter(self._cost.seconds(work) * self._slowdown)
         self._jump = jump = self._start(work, output.max_steps)
         try:
             await jump.ended

@@ -17,7 +17,7 @@ from expediter.load import WorkerId
 from expediter.request import Request, RequestOutput
 from expediter.scheduling.scheduler import Scheduler
 from expediter.simulation.costs import CostModel
-from expediter.simulation.executor import SimulatedExecutor
+from expediter.simulation.executor import Pipeline, SimulatedExecutor
 from expediter.worker.worker import Worker
 
 Listener = Callable[[Sequence[KVCacheEvent]], None]
@@ -33,6 +33,7 @@ class WorkerModel:
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int = 1_000_000
+    num_stages: int = 1  # of a pipeline, which so many workers share
 
     @property
     def num_blocks(self) -> int:
@@ -43,9 +44,11 @@ class WorkerModel:
 class SimulatedWorker:
     """Takes requests while it is up. Counters cover all of its workers."""
 
-    def __init__(self, worker_id: WorkerId, model: WorkerModel) -> None:
+    def __init__(
+        self, worker_id: WorkerId, model: WorkerModel, *, pipeline: Pipeline | None = None
+    ) -> None:
         self.worker_id = worker_id
-        self.executor = SimulatedExecutor(model.cost)
+        self.executor = SimulatedExecutor(model.cost, pipeline=pipeline)
         self.listeners: list[Listener] = []
         self.num_evicted_blocks = 0
         self._model = model
