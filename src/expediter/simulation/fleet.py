@@ -79,6 +79,7 @@ class SimulatedFleet:
             connect=self._connect,
             index=self._index,
             interval_seconds=HEALTH_SECONDS,
+            clock=clock,
             subscribe=self._subscribe,
         )
         self.dispatcher = Dispatcher(
