@@ -4,6 +4,7 @@ Special tokens are borders: a tokenizer encodes what lies between two of them by
 rendered conversation is cut there, at the ends of its turns if those can be told, each segment's
 tokens are remembered by its hash, and a long conversation costs only its new turn. Whether a
 tokenizer keeps to that is tried out when it is loaded; one that does not encodes prompts whole.
+What lies between borders is encoded by tiktoken where that is known to give the same ids.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import xxhash
 
 from expediter.routing.prompt import pack_tokens
 from expediter.tokenizer import Tokenizer
+from expediter.tokenizer.byte_pairs import build_byte_pairs
 
 MAX_CHARS_INLINE = 8192  # about 2 ms of encoding; more runs off the event loop
 DEFAULT_MEMO_BYTES = 64 * 1024 * 1024
@@ -71,6 +73,7 @@ class PromptTokenizer:
         self._executor = executor
         self.memo = SegmentMemo(max_bytes=max_memo_bytes)
         self._borders = find_borders(tokenizer)
+        self._pieces = _Pieces(tokenizer, self._borders) if self._borders else None
         self._turn_end = _turn_end(tokenizer, self._borders) if self._borders else None
         self._special_tokens = pack_tokens(tokenizer.encode("", add_special_tokens=True))
 
@@ -110,6 +113,8 @@ class PromptTokenizer:
         texts = [segment.decode("utf-8", "surrogatepass") for segment in segments]
 
         def encode() -> list[bytes]:
+            if self._pieces is not None:
+                return [self._pieces.pack(text) for text in texts]
             encode = self.tokenizer.encode
             return [
                 pack_tokens(encode(text, add_special_tokens=add_special_tokens)) for text in texts
@@ -118,6 +123,37 @@ class PromptTokenizer:
         if sum(map(len, texts)) <= MAX_CHARS_INLINE:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._executor, encode)
+
+
+class _Pieces:
+    """Encodes a segment border by border, by tiktoken if it can; adds no special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, borders: re.Pattern[str]) -> None:
+        self._tokenizer = tokenizer
+        self._split = borders.split
+        added = tokenizer.backend.get_added_tokens_decoder().items()
+        self._packed = {token.content: pack_tokens([i]) for i, token in added}
+        # Looking for each beginning is far faster than for a choice of all borders.
+        self._beginnings = {content[:2] for content in self._packed}
+        are_all_borders = all(borders.fullmatch(content) for content in self._packed)
+        self._byte_pairs = build_byte_pairs(tokenizer.backend) if are_all_borders else None
+
+    def pack(self, text: str) -> bytes:
+        """The segment's tokens."""
+        pairs = self._byte_pairs
+        if pairs is None:
+            return self._pack_whole(text)
+        if not any(beginning in text for beginning in self._beginnings):
+            packed = pairs.pack(text)
+            return self._pack_whole(text) if packed is None else packed
+        found = []
+        for place, part in enumerate(self._split(text)):
+            piece = self._packed[part] if place % 2 else pairs.pack(part) if part else b""
+            found.append(self._pack_whole(part) if piece is None else piece)
+        return b"".join(found)
+
+    def _pack_whole(self, text: str) -> bytes:
+        return pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def find_borders(tokenizer: Tokenizer) -> re.Pattern[str] | None:
