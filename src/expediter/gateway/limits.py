@@ -26,6 +26,12 @@ class TokenBucket:
         self._level = self.capacity
         self._filled_at = clock()
 
+    def resize(self, per_minute: int) -> None:
+        """A new allowance; what is there stays, up to the new capacity."""
+        self._level = min(self._filled(), float(per_minute))
+        self.capacity = float(per_minute)
+        self._rate = per_minute / SECONDS_PER_MINUTE
+
     def wait_seconds(self, amount: float) -> float:
         """How long until `amount`, which is at most the capacity, is there; 0 if it is now."""
         return max(0.0, (amount - self._filled()) / self._rate)
@@ -45,12 +51,27 @@ class TenantLimits:
     """One tenant's limits and what is in use of them."""
 
     def __init__(self, config: TenantConfig, *, assumed_output_tokens: int, clock: Clock) -> None:
-        requests, tokens = config.requests_per_minute, config.tokens_per_minute
-        self._requests = TokenBucket(requests, clock=clock) if requests else None
-        self._tokens = TokenBucket(tokens, clock=clock) if tokens else None
+        self.tenant_id = config.tenant_id
+        self._clock = clock
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self.num_running = 0
+        self.configure(config, assumed_output_tokens=assumed_output_tokens)
+
+    def configure(self, config: TenantConfig, *, assumed_output_tokens: int) -> None:
+        """Other limits from now on; what is in use of them stays counted."""
+        self._requests = self._bucket(self._requests, config.requests_per_minute)
+        self._tokens = self._bucket(self._tokens, config.tokens_per_minute)
         self._max_concurrent = config.max_concurrent
         self._assumed_output_tokens = assumed_output_tokens
-        self.num_running = 0
+
+    def _bucket(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
+        if per_minute is None:
+            return None
+        if bucket is None:
+            return TokenBucket(per_minute, clock=self._clock)
+        bucket.resize(per_minute)
+        return bucket
 
     @contextmanager
     def slot(self) -> Iterator["Lease"]:
@@ -63,7 +84,11 @@ class TenantLimits:
         if self._requests is not None:
             _take(self._requests, 1, "requests")
         self.num_running += 1
-        lease = Lease(self._tokens, assumed_output_tokens=self._assumed_output_tokens)
+        lease = Lease(
+            self._tokens,
+            tenant_id=self.tenant_id,
+            assumed_output_tokens=self._assumed_output_tokens,
+        )
         try:
             yield lease
         finally:
@@ -73,7 +98,10 @@ class TenantLimits:
 class Lease:
     """The tokens of one running request."""
 
-    def __init__(self, bucket: TokenBucket | None, *, assumed_output_tokens: int) -> None:
+    def __init__(
+        self, bucket: TokenBucket | None, *, tenant_id: str, assumed_output_tokens: int
+    ) -> None:
+        self.tenant_id = tenant_id
         self._assumed_output_tokens = assumed_output_tokens
         self._bucket = bucket
         self._num_reserved = 0

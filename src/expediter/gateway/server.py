@@ -113,6 +113,11 @@ class ClientConnection(asyncio.Protocol):
         """Whether the client keeps up with what is written."""
         return self._stalled_since is None
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the client speaks TLS."""
+        return self._server.tls is not None
+
     def write(self, data: bytes) -> None:
         """Send to the client, unless it has just left: then nobody would read it."""
         if not self.transport.is_closing():

@@ -11,16 +11,17 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from expediter.clock import Clock
 from expediter.config import TenancyConfig, TenantConfig
 from expediter.errors import ConfigError, RequestError, RequestRejected, Unauthorized
+from expediter.gateway.key_file import HASH_PREFIX, KeyFile
 from expediter.gateway.limits import Lease, TenantLimits
 from expediter.gateway.replies import Reply, error_body
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.salting import salted, tenant_salt
 
-HASH_PREFIX = "sha256:"
 _KEY_BYTES = 32
 
 
@@ -45,22 +46,56 @@ class Tenant:
 
 
 class Tenancy:
-    """All tenants, by their keys; its memory is the configuration's."""
+    """All tenants, by their keys; its memory is the configuration's and the key file's."""
 
-    def __init__(self, config: TenancyConfig, *, clock: Clock) -> None:
-        """Raises ConfigError if two tenants cannot be told apart, or one has no salt."""
+    def __init__(
+        self, config: TenancyConfig, *, clock: Clock, before: "Tenancy | None" = None
+    ) -> None:
+        """Tenants that were there `before` keep what they have in use of their limits.
+
+        Raises ConfigError if two tenants cannot be told apart, one has no salt, or the key file
+        cannot be used; nothing has changed then.
+        """
+        self._config = config
+        self._clock = clock
         self._authorization = config.worker_authorization
-        self._keys: list[tuple[bytes, Tenant]] = []
-        for tenant_config in config.tenants:
-            limits = TenantLimits(
-                tenant_config, assumed_output_tokens=config.assumed_output_tokens, clock=clock
-            )
-            tenant = Tenant(tenant_config.tenant_id, _salt(config, tenant_config), limits)
-            for key in tenant_config.keys:
-                self._keys.append((bytes.fromhex(key.removeprefix(HASH_PREFIX)), tenant))
+        self._key_file = KeyFile(Path(config.key_file)) if config.key_file else None
+        more = self._key_file.read() if self._key_file is not None else []
+        _require_tenants(config, more)
+        keys = [(key, t.tenant_id) for t in config.tenants for key in t.keys]
+        keys += [(key, tenant_id) for tenant_id, key in more]
         _require_distinct([t.tenant_id for t in config.tenants], "tenant-id")
-        _require_distinct([key for t in config.tenants for key in t.keys], "key")
+        _require_distinct([key for key, _ in keys], "key")
         _require_distinct([_salt(config, t) for t in config.tenants], "cache-salt")
+        self._limits: dict[str, TenantLimits] = before._limits if before is not None else {}
+        tenants = {t.tenant_id: self._tenant_from(t) for t in config.tenants}
+        self._limits = {name: tenant.limits for name, tenant in tenants.items()}
+        self._keys = [
+            (bytes.fromhex(key.removeprefix(HASH_PREFIX)), tenants[tenant_id])
+            for key, tenant_id in keys
+        ]
+
+    def num_running(self) -> dict[str, int]:
+        """Requests in flight, by tenant."""
+        return {tenant_id: limits.num_running for tenant_id, limits in self._limits.items()}
+
+    def has_new_keys(self) -> bool:
+        """Whether the key file is another than the one that was read."""
+        return self._key_file is not None and self._key_file.has_changed()
+
+    def reread(self) -> "Tenancy":
+        """The same tenants with the key file as it is now; raises ConfigError."""
+        return Tenancy(self._config, clock=self._clock, before=self)
+
+    def _tenant_from(self, config: TenantConfig) -> Tenant:
+        """A tenant; limits that exist already are told what is new."""
+        assumed = self._config.assumed_output_tokens
+        limits = self._limits.get(config.tenant_id)
+        if limits is None:
+            limits = TenantLimits(config, assumed_output_tokens=assumed, clock=self._clock)
+        else:
+            limits.configure(config, assumed_output_tokens=assumed)
+        return Tenant(config.tenant_id, _salt(self._config, config), limits)
 
     @contextmanager
     def admit(self, request: HttpRequest) -> Iterator[Lease]:
@@ -115,6 +150,17 @@ def _salt(config: TenancyConfig, tenant: TenantConfig) -> str:
             f"gateway.tenancy: {tenant.tenant_id} has no cache-salt, so a secret is needed"
         )
     return tenant_salt(config.secret, tenant.tenant_id)
+
+
+def _require_tenants(config: TenancyConfig, keys: list[tuple[str, str]]) -> None:
+    """A tenant that only the key file names would have no limits: more likely it is misspelt."""
+    known = {tenant.tenant_id for tenant in config.tenants}
+    for tenant_id, _ in keys:
+        if tenant_id not in known:
+            raise ConfigError(
+                f"{config.key_file}: there is no tenant {tenant_id!r}; "
+                f"there are {', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def _require_distinct(values: list[str], what: str) -> None:

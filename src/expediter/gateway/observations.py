@@ -1,0 +1,128 @@
+"""How long requests took: histograms by model, worker and class, counted as requests end.
+
+Everything is plain integers in lists, found by one look-up in a dict a request, because this runs
+for every request; names are made fit for labels only the first time they are seen. A client
+chooses its model's name and its class, so both are bounded: a model that no worker serves is
+`other`, and so is a class once there are many.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+
+import msgspec
+
+from expediter.gateway.story import Story
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+ROUTING_SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 1e-1, 1.0)
+MAX_SERIES = 1000
+MAX_CLASSES = 32
+MAX_NAMES = 4096  # as clients gave them
+OTHER = "other"
+NONE = "none"
+
+Key = tuple[str | None, str, str | None]
+"""Model, worker, class: as the request has them."""
+
+
+class Histogram:
+    """Counts by upper bound; the last count is of what lies above all bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """What a series is about, fit for Prometheus."""
+
+    model: str
+    worker: str
+    slo_class: str
+
+
+class Series:
+    """What was observed of the requests of one model at one worker in one class."""
+
+    __slots__ = ("queueing", "routing", "statuses", "token", "total", "ttft")
+
+    def __init__(self) -> None:
+        self.ttft = Histogram(SECONDS)
+        self.token = Histogram(TOKEN_SECONDS)
+        self.total = Histogram(SECONDS)
+        self.queueing = Histogram(ROUTING_SECONDS)
+        self.routing = Histogram(ROUTING_SECONDS)
+        self.statuses: Counter[int] = Counter()
+
+
+class Observations:
+    """All series; `is_served` tells whether a worker serves the model."""
+
+    def __init__(self, *, is_served: Callable[[str], bool]) -> None:
+        self._is_served = is_served
+        self._by_labels: dict[Labels, Series] = {}
+        self._by_name: dict[Key, Series] = {}
+        self._classes: set[str] = set()
+        self.refusals: Counter[str] = Counter()
+
+    def add(self, story: Story) -> None:
+        """A request that was placed has ended, one way or another."""
+        decision = story.decision
+        if decision is None:
+            return
+        key = (story.routed.model, decision.worker_id, story.slo_class)
+        series = self._by_name.get(key) or self._named(key)
+        series.statuses[story.status] += 1
+        series.queueing.add(story.sent_at - story.arrived_at)
+        if decision.num_tries == 1:
+            series.routing.add(decision.placed_at - story.sent_at)
+        if not decision.is_answered or decision.ttft is None:
+            return
+        first_at = decision.placed_at + decision.ttft
+        series.ttft.add(first_at - story.arrived_at)
+        series.total.add(story.ended_at - story.arrived_at)
+        num_tokens = decision.output_tokens
+        if num_tokens is not None and num_tokens > 1:
+            series.token.add((story.ended_at - first_at) / (num_tokens - 1))
+
+    def series(self, worker_ids: Collection[str]) -> Iterator[tuple[Labels, Series]]:
+        """All of them; those of workers that are no more are forgotten."""
+        gone = [labels for labels in self._by_labels if labels.worker not in worker_ids]
+        for labels in gone:
+            del self._by_labels[labels]
+        self._by_name.clear()  # what workers serve may have changed
+        yield from self._by_labels.items()
+
+    def _named(self, key: Key) -> Series:
+        """The series of names not seen lately."""
+        model, worker, slo_class = key
+        if model is not None:
+            model = model if self._is_served(model) else OTHER
+        labels = Labels(model or NONE, worker, self._class_label(slo_class or NONE))
+        if labels not in self._by_labels and len(self._by_labels) >= MAX_SERIES:
+            labels = Labels(labels.model, worker, OTHER)
+        series = self._by_labels.get(labels)
+        if series is None:
+            series = self._by_labels[labels] = Series()
+        if len(self._by_name) >= MAX_NAMES:
+            self._by_name.clear()
+        self._by_name[key] = series
+        return series
+
+    def _class_label(self, slo_class: str) -> str:
+        """The first classes that are seen have series of their own."""
+        if slo_class not in self._classes:
+            if len(self._classes) >= MAX_CLASSES:
+                return OTHER
+            self._classes.add(slo_class)
+        return slo_class
