@@ -20,6 +20,7 @@
     +-- EngineFailed             the model threw on a valid request     500
     +-- ModelLoadError           a checkpoint cannot be used
     +-- WorkloadError            a row of a trace cannot be used
+    +-- EndpointError            what is to be measured does not answer, or not as it should
     +-- SimulationStalled        virtual time cannot go on: a bug in what is simulated
 
 An exception means "failed"; "not now" is `None`. Status codes live here and nowhere else.
@@ -49,6 +50,12 @@ class WorkloadError(ExpediterError):
     """A row of a workload's file cannot be used; the message begins with the file and line."""
 
     kind = "workload_error"
+
+
+class EndpointError(ExpediterError):
+    """The endpoint that is to be measured cannot be; the message says why."""
+
+    kind = "endpoint_error"
 
 
 class SimulationStalled(ExpediterError):
