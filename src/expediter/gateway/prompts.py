@@ -8,6 +8,7 @@ no tokenizer.
 from typing import Any
 
 from expediter.errors import RequestError
+from expediter.gateway.conversations import Conversations
 from expediter.gateway.openai import (
     CHAT,
     COMPLETIONS,
@@ -26,19 +27,30 @@ class PromptReader:
 
     def __init__(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self._conversations = Conversations(tokenizer) if tokenizer is not None else None
 
     async def read(self, path: bytes, fields: Fields, *, lora_name: str | None) -> Prompt | None:
         """The prompt of a request to `path`, or None where there is none to compare."""
         if path == COMPLETIONS:
             return await self._completion(fields, lora_name=lora_name)
         if path == CHAT and self._tokenizer is not None and not fields.chat_template:
-            rendered = _render(self._tokenizer, fields)
-            if rendered is not None:
-                add = bool(fields.add_special_tokens)
-                data = await self._tokenizer.pack(rendered, add_special_tokens=add)
+            data = await self._chat(self._tokenizer, fields)
+            if data is not None:
                 return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
         text = prompt_text(path, fields)
         return None if text is None else text_prompt(text, cache_salt=fields.cache_salt)
+
+    async def _chat(self, tokenizer: PromptTokenizer, fields: Fields) -> bytes | None:
+        """A chat's tokens; None where they cannot be known here."""
+        if self._conversations is not None and _is_plain(fields):
+            opens = fields.add_generation_prompt is not False
+            data = await self._conversations.pack(fields.messages, opens=opens)
+            if data is not None:
+                return data
+        rendered = _render(tokenizer, fields)
+        if rendered is None:
+            return None
+        return await tokenizer.pack(rendered, add_special_tokens=bool(fields.add_special_tokens))
 
     async def _completion(self, fields: Fields, *, lora_name: str | None) -> Prompt | None:
         prompt = longest_prompt(fields.prompt)
@@ -54,6 +66,17 @@ class PromptReader:
         add = fields.add_special_tokens is not False
         data = await self._tokenizer.pack(prompt, add_special_tokens=add)
         return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
+
+
+def _is_plain(fields: Fields) -> bool:
+    """Whether the prompt is the messages and nothing else."""
+    return not (
+        fields.tools
+        or fields.chat_template_kwargs
+        or fields.documents is not None
+        or fields.continue_final_message
+        or fields.add_special_tokens
+    )
 
 
 def _render(tokenizer: PromptTokenizer, fields: Fields) -> str | None:

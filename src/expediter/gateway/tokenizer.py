@@ -10,7 +10,7 @@ What lies between borders is encoded by tiktoken where that is known to give the
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 
 import xxhash
@@ -78,6 +78,16 @@ class PromptTokenizer:
         self._special_tokens = pack_tokens(tokenizer.encode("", add_special_tokens=True))
 
     @property
+    def lone_borders(self) -> re.Pattern[str] | None:
+        """Matches a border at the start of a text that no text before it can change."""
+        if self._borders is None:
+            return None
+        added = self.tokenizer.backend.get_added_tokens_decoder().values()
+        contents = [token.content for token in added]
+        found = [c for c in contents if self._borders.fullmatch(c) and _is_lone(c, contents)]
+        return re.compile("|".join(map(re.escape, found))) if found else None
+
+    @property
     def cuts(self) -> bool:
         """Whether prompts are encoded by segments."""
         return self._borders is not None
@@ -96,6 +106,11 @@ class PromptTokenizer:
                 self.memo.put(name, tokens)
         prefix = self._special_tokens if add_special_tokens and self.cuts else b""
         return prefix + b"".join([found[name] or b"" for name in names])
+
+    async def encode(self, texts: Sequence[str]) -> list[bytes]:
+        """Each text's tokens, none remembered; `lone_borders` must part them in the whole."""
+        data = [text.encode("utf-8", "surrogatepass") for text in texts]
+        return await self._encode(data, add_special_tokens=False)
 
     def _cut(self, text: str) -> list[bytes]:
         """The text's segments in UTF-8: whole turns if their end is known, else between borders."""
@@ -188,8 +203,7 @@ def _turn_end(tokenizer: Tokenizer, borders: re.Pattern[str]) -> bytes | None:
     for token_id in sorted(tokenizer.eos_token_ids & added.keys()):
         content = added[token_id].content
         is_border = borders.fullmatch(content) is not None
-        is_alone = not any(_overlap(content, other) for other in contents - {content})
-        if is_border and is_alone and content in (tokenizer.chat_template or ""):
+        if is_border and _is_lone(content, contents) and content in (tokenizer.chat_template or ""):
             return content.encode()
     return None
 
@@ -209,6 +223,13 @@ def _cuts_well(tokenizer: Tokenizer, borders: re.Pattern[str], border: str) -> b
         if prefix + parts != tokenizer.encode(text, add_special_tokens=True):
             return False
     return True
+
+
+def _is_lone(content: str, contents: Iterable[str]) -> bool:
+    """Whether no added token, nor itself, can share characters with an occurrence."""
+    ends_as_it_begins = any(content[-n:] == content[:n] for n in range(1, len(content)))
+    others = (other for other in contents if other != content)
+    return not ends_as_it_begins and not any(_overlap(content, other) for other in others)
 
 
 def _overlap(one: str, other: str) -> bool:

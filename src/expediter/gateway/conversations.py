@@ -1,0 +1,143 @@
+"""A conversation's tokens from its raw JSON, at the cost of its new turns.
+
+Where the chat template writes turn by turn and special tokens part the turns, a turn's tokens
+are its own. So they are remembered by the bytes of its messages: a turn that was seen before is
+neither decoded, nor rendered, nor encoded. One prompt in so many is also rendered whole; a
+difference, which the probes would have missed, ends all this.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from expediter.errors import RequestError
+from expediter.gateway.openai import decode_messages
+from expediter.gateway.tokenizer import PromptTokenizer
+from expediter.tokenizer.turns import Message, find_turns
+
+logger = logging.getLogger(__name__)
+
+CHECKED_SHARE = 512
+_HEAD, _TURN = 1, 2  # seeds that keep names of heads, turns and the tokenizer's segments apart
+_TOOL = b'"tool"'
+
+_messages = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Role(msgspec.Struct):
+    role: str = ""
+
+
+_role = msgspec.json.Decoder(_Role)
+
+
+class Conversations:
+    """Packs messages like `PromptTokenizer.pack` does the text of the template."""
+
+    def __init__(self, tokenizer: PromptTokenizer, *, checked_share: int = CHECKED_SHARE) -> None:
+        """Tries the template out, which takes some milliseconds."""
+        self._tokenizer = tokenizer
+        self._memo = tokenizer.memo
+        self._template = find_turns(tokenizer.tokenizer)
+        self._starts_turn = tokenizer.lone_borders
+        self._checked_share = checked_share
+        self._num_packed = 0
+        if self._template is not None and self._starts_turn is not None:
+            opening = self._template.opening
+            if opening and not self._starts_turn.match(opening):
+                self._template = None
+        self._opening: bytes | None = None
+
+    async def pack(self, raw: msgspec.Raw, *, opens: bool) -> bytes | None:
+        """The tokens of messages, with the answer's opening if it `opens`; None if unknown."""
+        template = self._template
+        if template is None or self._starts_turn is None:
+            return None
+        try:
+            turns = _raw_turns(raw)
+            num_head = template.num_head_turns
+            head = b"".join([b"".join(turn) for turn in turns[:num_head]])
+            found = [await self._head(head, turns[:num_head])]
+            found += await self._turns(turns[num_head:])
+        except (RequestError, msgspec.DecodeError, RecursionError):
+            return None
+        if opens:
+            if self._opening is None:
+                self._opening = await self._tokenizer.pack(
+                    template.opening, add_special_tokens=False
+                )
+            found.append(self._opening)
+        data = b"".join(found)
+        self._num_packed += 1
+        if self._num_packed % self._checked_share == 0:
+            return await self._checked(raw, data, opens=opens)
+        return data
+
+    async def _head(self, joined: bytes, turns: Sequence[Sequence[msgspec.Raw]]) -> bytes:
+        assert self._template is not None
+        name = xxhash.xxh3_128_digest(joined, seed=_HEAD)
+        tells_time = self._template.tells_time
+        packed = None if tells_time else self._memo.get(name)
+        if packed is None:
+            text = self._template.head([_decode(turn) for turn in turns])
+            packed = await self._tokenizer.pack(text, add_special_tokens=False)
+            if not tells_time:
+                self._memo.put(name, packed)
+        return packed
+
+    async def _turns(self, turns: Sequence[Sequence[msgspec.Raw]]) -> list[bytes]:
+        """Each turn's tokens; raises RequestError if they are not its own."""
+        assert self._template is not None
+        assert self._starts_turn is not None
+        digest, get = xxhash.xxh3_128_digest, self._memo.get
+        names = [
+            digest(turn[0] if len(turn) == 1 else b"".join(turn), seed=_TURN) for turn in turns
+        ]
+        found = [get(name) for name in names]
+        missing = [place for place, packed in enumerate(found) if packed is None]
+        if missing:
+            texts = [self._template.turn(_decode(turns[place])) for place in missing]
+            if not all(map(self._starts_turn.match, texts)):
+                raise RequestError("turns are not parted by special tokens", param="messages")
+            encoded = await self._tokenizer.encode(texts)
+            for place, packed in zip(missing, encoded, strict=True):
+                self._memo.put(names[place], packed)
+                found[place] = packed
+        return [packed or b"" for packed in found]
+
+    async def _checked(self, raw: msgspec.Raw, data: bytes, *, opens: bool) -> bytes:
+        messages = decode_messages(raw) or []
+        try:
+            text = self._tokenizer.tokenizer.render_chat(messages, add_generation_prompt=opens)
+        except RequestError:
+            return data  # the worker will refuse it
+        whole = await self._tokenizer.pack(text, add_special_tokens=False)
+        if whole != data:
+            logger.warning("the chat template does not write turn by turn: it is rendered whole")
+            self._template = None
+        return whole
+
+
+def _raw_turns(raw: msgspec.Raw) -> list[list[msgspec.Raw]]:
+    """The messages by turns, undecoded; raises DecodeError or RequestError if there are none."""
+    messages = _messages.decode(raw)
+    if not messages:
+        raise RequestError("messages are empty", param="messages")
+    if _TOOL not in bytes(raw):
+        return [[message] for message in messages]
+    turns = [[messages[0]]]
+    for message in messages[1:]:
+        if _TOOL in bytes(message) and _role.decode(message).role == "tool":
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return turns
+
+
+def _decode(turn: Sequence[msgspec.Raw]) -> list[Message]:
+    messages = [msgspec.json.decode(message, type=dict) for message in turn]
+    if messages[0].get("role") == "tool":  # spelled with escapes: its turn began before
+        raise RequestError("a tool's result without its turn", param="messages")
+    return messages
