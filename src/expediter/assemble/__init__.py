@@ -1,5 +1,6 @@
 """Config to wired objects: the only package that names them all."""
 
+from expediter.assemble.bench import run_bench
 from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
@@ -12,6 +13,7 @@ __all__ = [
     "build_policy",
     "build_publisher",
     "fetch_model",
+    "run_bench",
     "run_experiment",
     "run_fleet",
     "run_gateway",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from expediter.cli import configuration, plan, serving, simulate, sweep
+from expediter.cli import bench, configuration, plan, serving, simulate, sweep
 from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 
@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 app.add_typer(serving.app)
 app.add_typer(simulate.app)
 app.add_typer(sweep.app)
+app.add_typer(bench.app)
 app.add_typer(plan.app, name="plan")
 app.add_typer(configuration.app, name="config")
 

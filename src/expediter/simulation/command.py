@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from expediter.results.figures import require_plots
 from expediter.results.files import require_folders, save
+from expediter.results.progress import progress
 from expediter.results.rows import require_parquet, write_parquet
 from expediter.simulation.answer import Answer
 from expediter.simulation.experiment import Run
@@ -44,22 +44,16 @@ def run(config: ExperimentConfig, *, build_policy: BuildPolicy) -> None:
 
 
 def _run(study: Study) -> list[Run]:
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("requests answered", total=len(study.turns) * len(study.policies))
+    total = len(study.turns) * len(study.policies)
+    with progress("requests answered", total=total) as advance:
+        if advance is None:
+            return study.runs()
 
         def on_answer(answer: Answer) -> None:
             del answer
-            progress.advance(task)
+            advance()
 
-        return study.runs(on_answer=None if progress.disable else on_answer)
+        return study.runs(on_answer=on_answer)
 
 
 def _write(study: Study, found: Report) -> None:

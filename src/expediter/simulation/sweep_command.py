@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from expediter.results.figures import require_plots
 from expediter.results.files import require_folders, save
+from expediter.results.progress import progress
 from expediter.results.rows import require_parquet, to_csv, write_parquet
 from expediter.simulation.command import TABLE_WIDTH
 from expediter.simulation.runners import Runner
@@ -46,18 +46,15 @@ def run(order: SweepOrder, *, build_policy: BuildPolicy) -> None:
 
 
 def _run(sweep: Sweep, order: SweepOrder) -> list[CellResult]:
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     file = Path(order.out).expanduser() if order.out else None
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("cells done", total=len(sweep.cells))
-        return sweep.run(file=file, runner=order.runner, on_cell=lambda _: progress.advance(task))
+    with progress("cells done", total=len(sweep.cells)) as advance:
+
+        def on_cell(result: CellResult) -> None:
+            del result
+            if advance is not None:
+                advance()
+
+        return sweep.run(file=file, runner=order.runner, on_cell=on_cell)
 
 
 def _write(results: list[CellResult], base: ExperimentConfig) -> None:
