@@ -10,7 +10,6 @@ threads, of the replay alone.
 import json
 import os
 import subprocess
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -7,7 +7,13 @@ from expediter.errors import ConfigError
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.grid import grid_names, packaged_grid
 from expediter.simulation.measured import load_cost
+from expediter.simulation.model_facts import load_model_facts
 from expediter.simulation.published import DISTSERVE, FITS, PREBLE_LLAMA, PrebleMistral
+from expediter.simulation.roofline import GPUS, MODELS, Roofline
+
+ROOFLINE = "roofline:"
+"""What follows: a model (a name, or a folder with a `config.json`), then GPUs, as in
+"roofline:llama3-8b:2xl40s"."""
 
 DEFAULT_COST = "llama3-70b_h100_sxm_sglang_tp8"
 
@@ -18,15 +24,32 @@ def cost_names() -> list[str]:
 
 
 def named_cost(name: str) -> CostModel:
-    """The cost model with this name, or in this file; `ConfigError` says which there are."""
+    """The cost model with this name, in this file, or of this roofline.
+
+    `ConfigError` says which there are.
+    """
     if name.endswith((".json", ".csv")):
         return load_cost(Path(name))
+    if name.startswith(ROOFLINE):
+        return _roofline(name)
     if name in grid_names():
         return packaged_grid(name)
     others = _others()
     if name not in others:
         raise ConfigError(f"no cost model is called {name!r}; there are {', '.join(cost_names())}")
     return others[name]
+
+
+def _roofline(name: str) -> Roofline:
+    model, _, gpus = name.removeprefix(ROOFLINE).rpartition(":")
+    number, _, gpu = gpus.rpartition("x") if gpus not in GPUS else ("1", "", gpus)
+    if not model or gpu not in GPUS or not number.isdecimal() or int(number) < 1:
+        raise ConfigError(
+            f"{name!r}: a roofline is {ROOFLINE}MODEL:NxGPU, where MODEL is {', '.join(MODELS)} "
+            f"or a folder with a config.json, and GPU {', '.join(GPUS)}"
+        )
+    facts = MODELS[model] if model in MODELS else load_model_facts(Path(model))
+    return Roofline(model=facts, gpu=GPUS[gpu], num_gpus=int(number))
 
 
 def _others() -> Mapping[str, CostModel]:

@@ -31,7 +31,7 @@ from expediter.simulation.costs import MS, combined
 FOLDER = "data/aiconfigurator"
 
 
-class _Line:
+class Line:
     """Points joined by straight lines; the first and the last of these go on."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
@@ -42,6 +42,7 @@ class _Line:
         self._last = len(self._slopes) - 1
 
     def at(self, x: float) -> float:
+        """The y at this x."""
         index = min(bisect_right(self._xs, x, 1) - 1, self._last)
         return self._ys[index] + self._slopes[index] * (x - self._xs[index])
 
@@ -52,7 +53,7 @@ class _Surface:
     def __init__(self, rows: dict[float, list[tuple[float, float]]]) -> None:
         self._xs = sorted(rows)
         self._last = len(self._xs) - 2
-        self._lines = [_Line(sorted(rows[x])) for x in self._xs]
+        self._lines = [Line(sorted(rows[x])) for x in self._xs]
 
     def at(self, x: float, y: float) -> float:
         xs, lines = self._xs, self._lines

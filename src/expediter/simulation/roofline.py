@@ -29,10 +29,15 @@ GPUS = {
         Gpu(name="a100", flops=312e12, memory_bandwidth=2.039e12, memory_bytes=80e9),
         Gpu(name="h100", flops=989e12, memory_bandwidth=3.35e12, memory_bytes=80e9),
         Gpu(name="h200", flops=989e12, memory_bandwidth=4.8e12, memory_bytes=141e9),
+        Gpu(name="b200", flops=2250e12, memory_bandwidth=8.0e12, memory_bytes=180e9),
+        Gpu(name="mi300x", flops=1307e12, memory_bandwidth=5.3e12, memory_bytes=192e9),
+        Gpu(name="l40s", flops=362e12, memory_bandwidth=0.864e12, memory_bytes=48e9),
+        Gpu(name="l4", flops=121e12, memory_bandwidth=0.3e12, memory_bytes=24e9),
+        Gpu(name="a10", flops=125e12, memory_bandwidth=0.6e12, memory_bytes=24e9),
         Gpu(name="a6000", flops=155e12, memory_bandwidth=0.768e12, memory_bytes=48e9),
     )
 }
-"""SXM modules, but for the A6000."""
+"""The A100, H100 and H200 are SXM modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
