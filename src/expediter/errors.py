@@ -13,6 +13,7 @@
     |   +-- WorkerUnavailable    nobody can take it now
     |   +-- WorkerLost           the worker that had it is gone
     |   |   +-- WorkerRefused    it never had it: no connection could be made
+    |   |   +-- WorkerDeclined   it said so: it takes no requests now           503
     |   +-- WorkerSilent         the worker said nothing for too long   504
     |   +-- TransferError        KV could not be had from another worker: compute it here
     |       +-- LeaseExpired     its blocks may be something else's by now
@@ -142,6 +143,13 @@ class WorkerLost(ClusterError):
 
 class WorkerRefused(WorkerLost):
     """No connection to the worker could be made, so the request was certainly not executed."""
+
+
+class WorkerDeclined(WorkerLost):
+    """The worker answered that it does not take the request, so it was not executed."""
+
+    status = 503
+    kind = "service_unavailable"
 
 
 class WorkerSilent(ClusterError):

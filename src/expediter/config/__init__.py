@@ -4,6 +4,12 @@ Each constructor gets its own section and never the root. Keys are kebab-case in
 unknown keys are errors that name their path. This package alone reads the environment.
 """
 
+from expediter.config.discovery import (
+    Discovery,
+    DnsDiscovery,
+    FileDiscovery,
+    KubernetesDiscovery,
+)
 from expediter.config.environment import (
     ENV_PREFIX,
     cache_dir,
@@ -58,13 +64,17 @@ __all__ = [
     "AccessLogConfig",
     "AdminConfig",
     "Config",
+    "Discovery",
+    "DnsDiscovery",
     "DynamoConfig",
     "EngineConfig",
+    "FileDiscovery",
     "FleetConfig",
     "Fraction",
     "GatewayConfig",
     "HealthConfig",
     "KVCacheConfig",
+    "KubernetesDiscovery",
     "NotNegative",
     "PolicyName",
     "Port",

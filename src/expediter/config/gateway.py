@@ -4,17 +4,23 @@ from typing import Annotated
 
 import msgspec
 
+from expediter.config.discovery import Discovery
 from expediter.config.health import HealthConfig
 from expediter.config.operations import AccessLogConfig, AdminConfig, TlsConfig, WorkerTlsConfig
 from expediter.config.routing import RoutingConfig
 from expediter.config.section import Port, Positive, Seconds, Section
+from expediter.load import WorkerRole
 
 
 class WorkerEndpoint(Section, frozen=True, kw_only=True):
-    """A worker as the gateway sees it; without `kv_events` its cache is assumed from placements."""
+    """A worker as the gateway sees it; without `kv_events` its cache is assumed from placements.
+
+    `role` says which stages of a request it takes.
+    """
 
     url: str
     worker_id: str | None = None
+    role: WorkerRole = WorkerRole.BOTH
     kv_events: str | None = None
     kv_replay: str | None = None
 
@@ -62,6 +68,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     health_interval_seconds: Seconds = 1.0
     processes: Positive = 1  # that share the port, each with an index of its own
     workers: tuple[WorkerEndpoint, ...] = ()
+    discovery: Discovery | None = None  # finds workers besides those named here
     health: HealthConfig = HealthConfig()
     routing: RoutingConfig = RoutingConfig()
     tenancy: TenancyConfig | None = None  # without it the gateway is open to all

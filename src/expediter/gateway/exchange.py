@@ -8,7 +8,8 @@ are woken twice: at the first byte and at the end.
 import asyncio
 
 from expediter.cluster.client import BodyKind, ResponseHead, ResponseSink
-from expediter.errors import ClusterError, WorkerLost
+from expediter.errors import ClusterError, WorkerDeclined, WorkerLost
+from expediter.gateway.declined import declines, may_decline
 from expediter.gateway.framing import BadFraming, Body, ChunkedBody, LengthBody, UntilCloseBody
 from expediter.gateway.headers import BadHead, parse_response_head
 
@@ -135,8 +136,24 @@ class HttpExchange:
             self._buffer += data
             data = self._read_head()
         if self._head is not None and (data or self._head_is_all()):
+            if may_decline(self._head):
+                self._feed_refusal(data, self._head.length)
+            else:
+                self._start()
+                self._pass_on(data)
+
+    def _feed_refusal(self, data: bytes, length: int) -> None:
+        """Collect a short 503's body, which says whether another worker may have the request."""
+        self._buffer += data
+        if len(self._buffer) < length:
+            return
+        body, self._buffer = self._buffer, b""
+        if declines(body):
+            self.fail(WorkerDeclined("the worker takes no requests now"))
+            self.abort()
+        else:
             self._start()
-            self._pass_on(data)
+            self._pass_on(body)
 
     def _read_head(self) -> bytes:
         """Parse the head if it is there; returns what follows it."""

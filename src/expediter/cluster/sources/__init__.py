@@ -1,0 +1,1 @@
+"""Where workers are found: a file, DNS, Kubernetes."""
