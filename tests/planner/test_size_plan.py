@@ -14,10 +14,10 @@ from expediter.cli.app import app
 from expediter.errors import ConfigError
 from expediter.planner import sizing
 from expediter.planner.links import LINKS, named_link
-from expediter.planner.models import model_names, named_model
 from expediter.planner.settings import SizeConfig
 from expediter.planner.size import size_plan
 from expediter.simulation.costs import LinearCost
+from expediter.simulation.models import model_names, named_model
 
 GIB = 1 << 30
 CHAT = "--rate 20 --shared 2000 --history 3000 --new 1000 --cost linear"

@@ -9,7 +9,7 @@ import pytest
 from expediter.errors import ConfigError
 from expediter.scheduling.output import PromptChunk, StepWork
 from expediter.simulation.catalog import named_cost
-from expediter.simulation.model_facts import load_model_facts
+from expediter.simulation.models import named_model
 from expediter.simulation.roofline import GPUS, MODELS, Roofline
 from expediter.simulation.splitwise import load_splitwise
 
@@ -40,30 +40,17 @@ def folder(path: Path, config: dict[str, Any]) -> Path:
 def test_parameters_are_counted_from_the_shape(
     tmp_path: Path, config: dict[str, Any], name: str
 ) -> None:
-    found, known = load_model_facts(folder(tmp_path, config)), MODELS[name]
+    found, known = named_model(str(folder(tmp_path, config))), MODELS[name]
     assert found.num_params == pytest.approx(known.num_params, rel=0.002)
     assert found.num_heads == known.num_heads
     assert found.spec.kv_bytes_per_token == known.spec.kv_bytes_per_token
 
 
 def test_a_tied_head_counts_once(tmp_path: Path) -> None:
-    untied = load_model_facts(folder(tmp_path, LLAMA3_8B)).num_params
-    tied = load_model_facts(folder(tmp_path, {**LLAMA3_8B, "tie_word_embeddings": True})).num_params
+    untied = named_model(str(folder(tmp_path, LLAMA3_8B))).num_params
+    config = {**LLAMA3_8B, "tie_word_embeddings": True}
+    tied = named_model(str(folder(tmp_path, config))).num_params
     assert untied - tied == 128256 * 4096
-
-
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        ({"hidden_size": 10}, "missing required field"),
-        ({**LLAMA3_8B, "num_local_experts": 8}, "mixture of experts"),
-    ],
-)
-def test_what_is_no_dense_decoder_is_refused(
-    tmp_path: Path, config: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        load_model_facts(folder(tmp_path, config))
 
 
 def test_a_roofline_is_named_by_model_and_gpus(tmp_path: Path) -> None:

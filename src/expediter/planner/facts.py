@@ -6,10 +6,10 @@ from functools import cached_property
 from expediter.errors import ConfigError
 from expediter.model_spec import DTYPE_BYTES
 from expediter.planner import sizing
-from expediter.planner.models import named_model
 from expediter.planner.settings import SizeConfig
 from expediter.planner.units import size
 from expediter.simulation.catalog import named_cost
+from expediter.simulation.models import named_model
 from expediter.simulation.roofline import GPUS, Gpu
 
 

@@ -25,11 +25,11 @@ from expediter.planner.candidates import Candidate, Candidates
 from expediter.planner.deployment import Deployment, Instance
 from expediter.planner.facts import named_gpu
 from expediter.planner.goodput import Goodput
-from expediter.planner.models import named_model
 from expediter.planner.settings import SearchConfig
 from expediter.planner.shapes import Shapes
 from expediter.planner.trial import Policy, Stage, Trial, requests, run_trial, traffic_of
 from expediter.planner.units import milliseconds
+from expediter.simulation.models import named_model
 from expediter.simulation.runners import Runner, in_turn
 from expediter.simulation.study import BuildPolicy
 

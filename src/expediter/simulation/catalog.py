@@ -7,9 +7,9 @@ from expediter.errors import ConfigError
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.grid import grid_names, packaged_grid
 from expediter.simulation.measured import load_cost
-from expediter.simulation.model_facts import load_model_facts
+from expediter.simulation.models import model_names, named_model
 from expediter.simulation.published import DISTSERVE, FITS, PREBLE_LLAMA, PrebleMistral
-from expediter.simulation.roofline import GPUS, MODELS, Roofline
+from expediter.simulation.roofline import GPUS, Roofline
 
 ROOFLINE = "roofline:"
 """What follows: a model (a name, or a folder with a `config.json`), then GPUs, as in
@@ -45,11 +45,10 @@ def _roofline(name: str) -> Roofline:
     number, _, gpu = gpus.rpartition("x") if gpus not in GPUS else ("1", "", gpus)
     if not model or gpu not in GPUS or not number.isdecimal() or int(number) < 1:
         raise ConfigError(
-            f"{name!r}: a roofline is {ROOFLINE}MODEL:NxGPU, where MODEL is {', '.join(MODELS)} "
-            f"or a folder with a config.json, and GPU {', '.join(GPUS)}"
+            f"{name!r}: a roofline is {ROOFLINE}MODEL:NxGPU, where MODEL is "
+            f"{', '.join(model_names())} or a folder with a config.json, and GPU {', '.join(GPUS)}"
         )
-    facts = MODELS[model] if model in MODELS else load_model_facts(Path(model))
-    return Roofline(model=facts, gpu=GPUS[gpu], num_gpus=int(number))
+    return Roofline(model=named_model(model), gpu=GPUS[gpu], num_gpus=int(number))
 
 
 def _others() -> Mapping[str, CostModel]:
