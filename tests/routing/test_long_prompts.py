@@ -49,7 +49,7 @@ def chain(name: int, length: int) -> list[BlockKey]:
 )
 def test_what_was_left_where_it_is_outlives_what_it_was_left_for(puts, capacity) -> None:
     held: set[BlockKey] = set()
-    blocks = AssumedBlocks(capacity=capacity, added=held.add, dropped=held.remove)
+    blocks = AssumedBlocks(capacity=capacity, added=held.update, dropped=held.difference_update)
     for name, length in puts:
         keys = chain(name, length)
         blocks.put(keys, expires_at=1.0)
@@ -71,9 +71,17 @@ def test_a_recent_beginning_is_not_put_in_again_until_its_time_runs_short() -> N
 
 def test_a_beginning_that_is_used_stays_while_others_come_and_go() -> None:
     held: set[BlockKey] = set()
-    blocks = AssumedBlocks(capacity=80, added=held.add, dropped=held.remove)
+    blocks = AssumedBlocks(capacity=80, added=held.update, dropped=held.difference_update)
     head = chain(0, 4)
     for number in range(1, 100):
         blocks.put(head, expires_at=1.0)
         blocks.put(chain(number, 80 // RECENT_SHARE), expires_at=1.0)
         assert held.issuperset(head)
+
+
+def test_prompts_that_come_back_forever_take_no_more_memory() -> None:
+    blocks = AssumedBlocks(capacity=80, added=lambda _: None, dropped=lambda _: None)
+    for number in range(1000):
+        blocks.put(chain(number % 2, 30), expires_at=1.0)
+    assert len(blocks) == 60
+    assert blocks.num_listed <= 2 * 80

@@ -19,6 +19,7 @@ from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from expediter.load import WorkerId
 from expediter.routing.assumed import RECENT_SHARE, AssumedBlocks
 from expediter.routing.chain_memo import ChainMemo
+from expediter.routing.holders import Holders, set_all, unset, unset_all
 from expediter.routing.prompt import (
     BlockKey,
     Prompt,
@@ -31,15 +32,13 @@ from expediter.routing.prompt import (
 MAX_BISECTED = 32
 """Different match lengths found by bisection; where there are more, going key by key is faster."""
 
-_Holders = dict[BlockKey, int]
-
 
 @dataclass(slots=True)
 class _Table:
     """The blocks of one size: for each key, the workers that hold it as a bit mask."""
 
-    held: _Holders = field(default_factory=dict)
-    assumed: _Holders = field(default_factory=dict)
+    held: Holders = field(default_factory=dict)
+    assumed: Holders = field(default_factory=dict)
 
     def lookup(self) -> Callable[[BlockKey, int], int]:
         """What finds a key's holders now; without assumptions it is one dictionary's `get`."""
@@ -173,8 +172,11 @@ class PrefixIndex:
                 held[key] = mask | bit
 
     def _clear(self, worker: _Worker) -> None:
+        held, bit = worker.table.held, worker.bit
         for key in worker.key_of.values():
-            _unset(worker.table.held, key, worker.bit)
+            mask = held.pop(key, bit) & ~bit
+            if mask:
+                held[key] = mask
         worker.key_of.clear()
         worker.assumed.clear()
 
@@ -191,11 +193,11 @@ class PrefixIndex:
     def _table(self, block_size: int) -> _Table:
         return self._tables.setdefault(block_size, _Table())
 
-    def _assumed_blocks(self, table: _Holders, bit: int) -> AssumedBlocks:
+    def _assumed_blocks(self, table: Holders, bit: int) -> AssumedBlocks:
         return AssumedBlocks(
             capacity=self._assumed_capacity,
-            added=lambda key: table.__setitem__(key, table.get(key, 0) | bit),
-            dropped=lambda key: _unset(table, key, bit),
+            added=lambda keys: set_all(table, keys, bit),
+            dropped=lambda keys: unset_all(table, keys, bit),
         )
 
     def _in_mask(self, mask: int) -> Iterator[_Worker]:
@@ -276,14 +278,6 @@ def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
             held[key] = mask
         if is_assumed:
             worker.assumed.discard(key)
-
-
-def _unset(holders: _Holders, key: BlockKey, bit: int) -> None:
-    mask = holders.get(key, 0) & ~bit
-    if mask:
-        holders[key] = mask
-    else:
-        holders.pop(key, None)
 
 
 def _packed_extras(event: BlockStored) -> list[bytes]:

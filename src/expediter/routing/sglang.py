@@ -115,7 +115,7 @@ class _Tree:
     def __init__(self, *, capacity: int) -> None:
         self._held: set[BlockKey] = set()
         self._recent = AssumedBlocks(
-            capacity=capacity, added=self._held.add, dropped=self._held.discard
+            capacity=capacity, added=self._held.update, dropped=self._held.difference_update
         )
 
     @property
