@@ -1,6 +1,7 @@
 """Config to wired objects: the only package that names them all."""
 
 from expediter.assemble.bench import run_bench
+from expediter.assemble.calibrate import run_calibration
 from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
@@ -14,6 +15,7 @@ __all__ = [
     "build_publisher",
     "fetch_model",
     "run_bench",
+    "run_calibration",
     "run_experiment",
     "run_fleet",
     "run_gateway",

@@ -17,16 +17,17 @@ def run_bench(path: Path | None, *, flags: Mapping[str, Any]) -> None:
     from expediter.bench import command
     from expediter.bench.settings import BenchConfig
 
-    config = load_section(BenchConfig, path, flags=_with_key(flags))
-    command.run(config, run_loop=_run_loop)
+    config = load_section(BenchConfig, path, flags=with_key(flags))
+    command.run(config, run_loop=run_in_loop)
 
 
-def _with_key(flags: Mapping[str, Any]) -> dict[str, Any]:
+def with_key(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """With the key of the environment, unless one is given."""
     key = environment().get(API_KEY)
     return ({"api-key": key} if key else {}) | dict(flags)
 
 
-def _run_loop(main: Any) -> Any:
+def run_in_loop(main: Any) -> Any:
     """uvloop where there is one: the generator should not be the slower end."""
     try:
         import uvloop

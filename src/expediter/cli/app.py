@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from expediter.cli import bench, configuration, plan, serving, simulate, sweep
+from expediter.cli import bench, calibrate, configuration, plan, serving, simulate, sweep
 from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 
 FAILED, FIX_IT = 1, 2
-QUIET = {"simulate", "sweep", "bench", "calibrate"}  # what simulated workers do is no news
+QUIET = {"simulate", "sweep", "bench", "calibrate", "plan"}  # what simulated workers do is no news
 LEAVE_SECONDS = 15.0  # what a process may take to leave once its supervisor is gone
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -24,6 +24,7 @@ app.add_typer(serving.app)
 app.add_typer(simulate.app)
 app.add_typer(sweep.app)
 app.add_typer(bench.app)
+app.add_typer(calibrate.app)
 app.add_typer(plan.app, name="plan")
 app.add_typer(configuration.app, name="config")
 
