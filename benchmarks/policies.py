@@ -30,6 +30,7 @@ from expediter.routing.preble import PrebleE2
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.prompt import token_prompt
 from expediter.routing.sglang import SglangCacheAware
+from expediter.routing.slo import PredictedCost
 from expediter.routing.sticky import Sticky
 from expediter.routing.view import ClusterView, RoutedRequest, WorkerView
 
@@ -70,6 +71,7 @@ def policies(clock: Callable[[], float], capacity: int) -> dict[str, RoutingPoli
         "sglang": SglangCacheAware(block_size=BLOCK_SIZE),
         "dynamo": DynamoKv(rng=random.Random(1), block_size=BLOCK_SIZE),
         "preble": PrebleE2(history, clock=clock),
+        "slo": PredictedCost(clock=clock, cost=LLAMA3_70B_8XH100_SGLANG, block_size=BLOCK_SIZE),
     }
 
 

@@ -45,7 +45,8 @@ def test_config_check_prints_the_whole_configuration(tmp_path: Path) -> None:
         (
             ("serve", "--worker", "http://a", "--policy", "best"),
             "error: gateway.routing.policy: Invalid enum value 'best'; allowed are cache-aware, "
-            "dynamo, least-loaded, power-of-two, preble, random, round-robin, sglang, sticky",
+            "dynamo, least-loaded, power-of-two, preble, random, round-robin, sglang, "
+            "slo, sticky",
         ),
         (
             ("--log-level", "loud", "version"),

@@ -11,11 +11,12 @@ from expediter.errors import ConfigError
 from expediter.routing.cache_aware import CacheAware
 from expediter.routing.dynamo import DynamoKv
 from expediter.routing.fleet_history import FleetHistory
-from expediter.routing.gpu_cost import NAMED_COSTS
+from expediter.routing.gpu_cost import NAMED_COSTS, GpuCost
 from expediter.routing.policy import LeastLoaded, Random, RoundRobin, RoutingPolicy
 from expediter.routing.power_of_two import PowerOfTwo
 from expediter.routing.preble import PrebleE2
 from expediter.routing.sglang import SglangCacheAware
+from expediter.routing.slo import PredictedCost
 from expediter.routing.sticky import Sticky
 
 
@@ -28,12 +29,10 @@ def build_policy(config: RoutingConfig, *, clock: Clock, rng: random.Random) -> 
                 max_imbalance=config.max_imbalance,
                 slack_tokens=config.slack_tokens,
             )
-        case "round-robin":
-            return RoundRobin()
+        case "round-robin" | "least-loaded":
+            return RoundRobin() if config.policy == "round-robin" else LeastLoaded()
         case "random":
             return Random(rng=rng)
-        case "least-loaded":
-            return LeastLoaded()
         case "power-of-two":
             return PowerOfTwo(rng=rng)
         case "sticky":
@@ -44,6 +43,8 @@ def build_policy(config: RoutingConfig, *, clock: Clock, rng: random.Random) -> 
             return DynamoKv(rng=rng, block_size=config.block_size, **asdict(config.dynamo))
         case "preble":
             return _preble(config, clock=clock)
+        case "slo":
+            return _slo(config, clock=clock)
         case _:
             assert_never(config.policy)
 
@@ -58,14 +59,8 @@ def _sticky(config: RoutingConfig) -> Sticky:
 
 def _preble(config: RoutingConfig, *, clock: Clock) -> PrebleE2:
     preble = config.preble
-    cost = NAMED_COSTS.get(preble.gpu_cost)
-    if cost is None:
-        allowed = ", ".join(NAMED_COSTS)
-        raise ConfigError(
-            f"gateway.routing.preble.gpu-cost is {preble.gpu_cost!r}; allowed are {allowed}"
-        )
     history = FleetHistory(
-        cost=cost,
+        cost=_gpu_cost("preble", preble.gpu_cost),
         block_size=config.block_size,
         window_seconds=preble.window_seconds,
         expected_output_tokens=preble.expected_output_tokens,
@@ -78,3 +73,21 @@ def _preble(config: RoutingConfig, *, clock: Clock) -> PrebleE2:
         rebalance_threshold=preble.rebalance_threshold,
         imbalance_ratio=preble.imbalance_ratio,
     )
+
+
+def _slo(config: RoutingConfig, *, clock: Clock) -> PredictedCost:
+    return PredictedCost(
+        clock=clock,
+        cost=_gpu_cost("slo", config.slo.gpu_cost),
+        block_size=config.block_size,
+        decode_weight=config.slo.decode_weight,
+        congestion_weight=config.slo.congestion_weight,
+    )
+
+
+def _gpu_cost(section: str, name: str) -> GpuCost:
+    cost = NAMED_COSTS.get(name)
+    if cost is None:
+        allowed = ", ".join(NAMED_COSTS)
+        raise ConfigError(f"gateway.routing.{section}.gpu-cost is {name!r}; allowed are {allowed}")
+    return cost

@@ -45,6 +45,14 @@ class PrebleConfig(Section, frozen=True, kw_only=True):
     imbalance_ratio: Fraction = 0.7  # 1 turns the balance of prefill and decode off
 
 
+class SloConfig(Section, frozen=True, kw_only=True):
+    """What predicted times are weighed with. `gpu_cost` names a regression; its scale is learnt."""
+
+    gpu_cost: str = "llama3-70b-8xh100-sglang"
+    decode_weight: NotNegative = 0.05  # a pause in a stream, against a wait for its first token
+    congestion_weight: NotNegative = 4.0  # more than 1 because requests come in bursts
+
+
 PolicyName = Literal[
     "cache-aware",
     "round-robin",
@@ -55,6 +63,7 @@ PolicyName = Literal[
     "sglang",
     "dynamo",
     "preble",
+    "slo",
 ]
 
 
@@ -65,7 +74,7 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     bound what is taken to be cached at a worker that publishes no KV events.
     """
 
-    policy: PolicyName = "cache-aware"
+    policy: PolicyName = "slo"
     load_weight: NotNegative = 0.0  # matched tokens that one token of load outweighs
     max_imbalance: NotNegative = 0.2
     slack_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1024
@@ -77,3 +86,4 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     sglang: SglangConfig = SglangConfig()
     dynamo: DynamoConfig = DynamoConfig()
     preble: PrebleConfig = PrebleConfig()
+    slo: SloConfig = SloConfig()
