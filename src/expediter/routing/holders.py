@@ -1,6 +1,6 @@
 """Workers by block: each key maps to those that hold it, as the bits of one integer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from expediter.routing.prompt import BlockKey
 
@@ -14,19 +14,10 @@ def set_all(holders: Holders, keys: Sequence[BlockKey], bit: int) -> None:
     holders.update([(key, get(key, 0) | bit) for key in keys])
 
 
-def unset_all(holders: Holders, keys: Sequence[BlockKey], bit: int) -> None:
+def unset_all(holders: Holders, keys: Iterable[BlockKey], bit: int) -> None:
     """This worker does not hold these blocks any more."""
     others = ~bit
     for key in keys:
         mask = holders.pop(key, 0) & others
         if mask:
             holders[key] = mask
-
-
-def unset(holders: Holders, key: BlockKey, bit: int) -> None:
-    """The same for one block."""
-    mask = holders.get(key, 0) & ~bit
-    if mask:
-        holders[key] = mask
-    else:
-        holders.pop(key, None)

@@ -19,7 +19,7 @@ from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from expediter.load import WorkerId
 from expediter.routing.assumed import RECENT_SHARE, AssumedBlocks
 from expediter.routing.chain_memo import ChainMemo
-from expediter.routing.holders import Holders, set_all, unset, unset_all
+from expediter.routing.holders import Holders, set_all, unset_all
 from expediter.routing.prompt import (
     BlockKey,
     Prompt,
@@ -172,11 +172,7 @@ class PrefixIndex:
                 held[key] = mask | bit
 
     def _clear(self, worker: _Worker) -> None:
-        held, bit = worker.table.held, worker.bit
-        for key in worker.key_of.values():
-            mask = held.pop(key, bit) & ~bit
-            if mask:
-                held[key] = mask
+        unset_all(worker.table.held, worker.key_of.values(), worker.bit)
         worker.key_of.clear()
         worker.assumed.clear()
 
