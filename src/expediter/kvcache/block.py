@@ -53,12 +53,14 @@ class FreeBlockQueue:
 
     def take_nameless(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take out the first blocks, as many as need not be evicted."""
-        blocks = self._nameless[: -num_blocks - 1 : -1]
-        del self._nameless[len(self._nameless) - len(blocks) :]
-        if len(blocks) < num_blocks:
-            start = len(self.made)
-            end = min(start + num_blocks - len(blocks), self._num_blocks)
-            new = list(map(KVCacheBlock, range(start, end)))
+        blocks: list[KVCacheBlock] = []
+        if self._nameless:
+            blocks = self._nameless[: -num_blocks - 1 : -1]
+            del self._nameless[-len(blocks) :]
+        num_made, num_missing = len(self.made), num_blocks - len(blocks)
+        if num_missing and num_made < self._num_blocks:
+            end = min(num_made + num_missing, self._num_blocks)
+            new = list(map(KVCacheBlock, range(num_made, end)))
             self.made += new
             blocks += new
         return blocks

@@ -212,18 +212,20 @@ class KVCacheManager:
         start = sequence.num_cached_blocks
         if start == end:
             return
-        names = sequence.block_hashes
+        names, context, size = sequence.block_hashes, sequence.context, self.block_size
         self._cache.insert(names, sequence.blocks[start:end], start=start)
         sequence.num_cached_blocks = end
-        size = self.block_size
+        extra_keys = None
+        if context is not TEXT_ONLY:
+            extra_keys = _extra_keys(context, range(start, end), block_size=size)
         self._pool.events.append(
             BlockStored(
                 block_hashes=names[start:end],
                 parent_block_hash=names[start - 1] if start else None,
                 token_ids=sequence.token_ids[start * size : end * size],
                 block_size=size,
-                lora_name=sequence.context.lora_name,
-                extra_keys=_extra_keys(sequence.context, range(start, end), block_size=size),
+                lora_name=context.lora_name,
+                extra_keys=extra_keys,
             )
         )
 
@@ -253,8 +255,6 @@ def _extra_keys(
     context: KVContext, blocks: range, *, block_size: int
 ) -> list[tuple[object, ...] | None] | None:
     """What besides tokens names each block, in vLLM's order; None when nothing does."""
-    if context is TEXT_ONLY:
-        return None
     keys = [_block_keys(context, index * block_size, block_size=block_size) for index in blocks]
     return keys if any(keys) else None
 

@@ -97,8 +97,11 @@ def text_prompt(text: str | bytes, *, cache_salt: str | None = None) -> Prompt:
 
 
 def named_prompt(names: Sequence[bytes], *, num_tokens: int, block_size: int) -> Prompt:
-    """A simulated prompt: it has no tokens, and its full blocks' names are their keys."""
-    keys = cast("list[BlockKey]", list(names))
+    """A simulated prompt: it has no tokens, and its full blocks' names are their keys.
+
+    Names after those are left out.
+    """
+    keys = cast("list[BlockKey]", list(names[: num_tokens // block_size]))
     return Prompt(
         data=b"", seed=BlockKey(b""), is_text=False, length=num_tokens, _keys={block_size: keys}
     )

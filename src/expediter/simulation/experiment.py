@@ -165,9 +165,7 @@ class _Experiment:
         num_output_tokens = turn.num_output_tokens
         routed = RoutedRequest(
             request_id=request_id,
-            prompt=named_prompt(
-                names[: num_tokens // block_size], num_tokens=num_tokens, block_size=block_size
-            ),
+            prompt=named_prompt(names, num_tokens=num_tokens, block_size=block_size),
             max_output_tokens=num_output_tokens,
             session=turn.session,
         )

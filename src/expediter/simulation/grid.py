@@ -35,7 +35,7 @@ class Line:
     """Points joined by straight lines; the first and the last of these go on."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
-        self._xs = [x for x, _ in points]
+        self.xs = [x for x, _ in points]
         self._ys = [y for _, y in points]
         slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(points)]
         self._slopes = slopes or [0.0]
@@ -43,8 +43,8 @@ class Line:
 
     def at(self, x: float) -> float:
         """The y at this x."""
-        index = min(bisect_right(self._xs, x, 1) - 1, self._last)
-        return self._ys[index] + self._slopes[index] * (x - self._xs[index])
+        index = min(bisect_right(self.xs, x, 1) - 1, self._last)
+        return self._ys[index] + self._slopes[index] * (x - self.xs[index])
 
 
 class _Surface:
@@ -54,6 +54,15 @@ class _Surface:
         self._xs = sorted(rows)
         self._last = len(self._xs) - 2
         self._lines = [Line(sorted(rows[x])) for x in self._xs]
+        self._between: dict[float, Line] = {}
+
+    def line(self, x: float) -> Line:
+        """All values at this x; remembered, so for x of which there are few."""
+        line = self._between.get(x)
+        if line is None:
+            ys = sorted({y for line in self._lines for y in line.xs})
+            line = self._between[x] = Line([(y, self.at(x, y)) for y in ys])
+        return line
 
     def at(self, x: float, y: float) -> float:
         xs, lines = self._xs, self._lines
@@ -82,7 +91,7 @@ class GridCost:
         decode = 0.0
         if work.num_decodes:
             mean = work.num_context_tokens / work.num_decodes
-            decode = self._decode.at(work.num_decodes, mean)
+            decode = self._decode.line(work.num_decodes).at(mean)
         return combined(prefill, decode, shared=self._shared_ms) * MS
 
     def _prefill_ms(self, work: StepWork) -> float:
