@@ -35,6 +35,7 @@ _PROBES = (
     "    indented(code);\n\treturn",
 )
 _NUM_BORDERS_TRIED = 32
+_SHORT_CHARS, _MAX_SHORT = 12, 4096
 
 
 class SegmentMemo:
@@ -151,6 +152,7 @@ class _Pieces:
         # Looking for each beginning is far faster than for a choice of all borders.
         self._beginnings = {content[:2] for content in self._packed}
         are_all_borders = all(borders.fullmatch(content) for content in self._packed)
+        self._packed[""] = b""
         self._byte_pairs = build_byte_pairs(tokenizer.backend) if are_all_borders else None
 
     def pack(self, text: str) -> bytes:
@@ -162,9 +164,15 @@ class _Pieces:
             packed = pairs.pack(text)
             return self._pack_whole(text) if packed is None else packed
         found = []
-        for place, part in enumerate(self._split(text)):
-            piece = self._packed[part] if place % 2 else pairs.pack(part) if part else b""
-            found.append(self._pack_whole(part) if piece is None else piece)
+        for part in self._split(text):
+            piece = self._packed.get(part)
+            if piece is None:
+                piece = pairs.pack(part)
+                if piece is None:
+                    piece = self._pack_whole(part)
+                elif len(part) <= _SHORT_CHARS and len(self._packed) < _MAX_SHORT:
+                    self._packed[part] = piece  # line breaks and roles, mostly
+            found.append(piece)
         return b"".join(found)
 
     def _pack_whole(self, text: str) -> bytes:

@@ -10,6 +10,7 @@ import json
 import random
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import tokenizers
 from expediter.tokenizer.token_bytes import byte_characters
 
 MAX_PROBED_PIECES = 8_000
-_NO_TOKEN = 2**32 - 1
+_FIRST_GAP = 2**32 - 257  # bytes without a token have names from here on
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The same after a step that parts digits from all else: a digit ends a text like its end does.
 _GPT2_BY_DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
@@ -38,12 +39,11 @@ class BytePairs:
     """Encodes text without special tokens; made by `build_byte_pairs`."""
 
     def __init__(
-        self, encoding: tiktoken.Encoding, ids: npt.NDArray[np.uint32], *, normalizes: bool
+        self, encoding: tiktoken.Encoding, ids: npt.NDArray[np.uint32] | None, *, normalizes: bool
     ) -> None:
-        """`ids` has the token of each rank."""
+        """`ids` has the token of each rank, or is None where they are the same."""
         self._encoding = encoding
         self._ids = ids
-        self.has_gaps = bool((ids == _NO_TOKEN).any())
         self._normalizes = normalizes
 
     def pack(self, text: str) -> bytes | None:
@@ -57,8 +57,8 @@ class BytePairs:
             ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
         except (ValueError, UnicodeError):  # too much whitespace in a row for the expression
             return None
-        ids = self._ids[ranks]
-        if self.has_gaps and (ids == _NO_TOKEN).any():
+        ids = ranks if self._ids is None else self._ids[ranks]
+        if ids.size and ids.max() >= _FIRST_GAP:
             return None
         return ids.tobytes()
 
@@ -73,13 +73,16 @@ def build_byte_pairs(backend: tokenizers.Tokenizer) -> BytePairs | None:
     ranks = _ranks(model)
     if ranks is None:
         return None
-    ids = np.array(list(ranks.values()), dtype=np.uint32)
+    # A merge's rank says when it is made; a byte's says nothing.
+    tokens = list(ranks.values())
+    are_in_order = all(a < b for a, b in pairwise(tokens[256:]))
     encoding = tiktoken.Encoding(
         "byte-pairs",
         pat_str=pattern,
-        mergeable_ranks={piece: rank for rank, piece in enumerate(ranks)},
+        mergeable_ranks=ranks if are_in_order else {p: rank for rank, p in enumerate(ranks)},
         special_tokens={},
     )
+    ids = None if are_in_order else np.array(tokens, dtype=np.uint32)
     pairs = BytePairs(encoding, ids, normalizes=normalizer is not None)
     return pairs if _agree(pairs, backend, ranks) else None
 
@@ -117,7 +120,7 @@ def _ranks(model: Mapping[str, Any]) -> dict[bytes, int] | None:
         return None
     vocabulary: dict[str, int] = model["vocab"]
     bytes_of = {character: byte for byte, character in byte_characters().items()}
-    ranks = {bytes([b]): vocabulary.get(c, _NO_TOKEN) for c, b in bytes_of.items()}
+    ranks = {bytes([b]): vocabulary.get(c, _FIRST_GAP + b) for c, b in bytes_of.items()}
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         try:
@@ -143,8 +146,7 @@ def _agree(pairs: BytePairs, backend: tokenizers.Tokenizer, ranks: Iterable[byte
     for probe, encoding in zip(probes, encodings, strict=True):
         packed = pairs.pack(probe)
         expected = np.array(encoding.ids, dtype=np.uint32).tobytes()
-        # What is not encoded here is encoded there; but where nothing is, this is of no use.
-        if packed != expected and not (packed is None and pairs.has_gaps):
+        if packed is not None and packed != expected:  # what is None is encoded there
             return False
     return len(probes) > len(_AWKWARD)
 
