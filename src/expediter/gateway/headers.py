@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 
 from expediter.cluster.client import BodyKind, Header, ResponseHead
 
@@ -18,6 +19,9 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+OWN_PREFIX = b"x-expediter-"
+MAX_REMEMBERED_HEADS = 64
+MAX_REMEMBERED_BYTES = 2048
 _BODILESS = frozenset({204, 304})
 
 
@@ -40,7 +44,15 @@ def render(headers: Iterable[Header]) -> bytes:
 
 
 def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[ResponseHead, bool]:
-    """The head without its empty line, and whether the connection may be kept; raises BadHead."""
+    """The head without its empty line, and whether the connection may be kept; raises BadHead.
+
+    A worker's heads are often the same to the byte, so short ones are remembered.
+    """
+    parse = _parse_known if len(head) <= MAX_REMEMBERED_BYTES else _parse
+    return parse(head, is_head_request)
+
+
+def _parse(head: bytes, is_head_request: bool) -> tuple[ResponseHead, bool]:
     status_line, *lines = head.split(b"\r\n")
     if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
         raise BadHead("a line has no proper end")
@@ -48,13 +60,23 @@ def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[Response
     code, _, reason = rest.partition(b" ")
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (len(code) == 3 and code.isdigit()):
         raise BadHead("no HTTP/1 status line")
-    headers = [_header(line) for line in lines]
+    headers = tuple([_header(line) for line in lines])
     status = int(code)
     body, length = _body(status, headers, is_head_request=is_head_request)
     response = ResponseHead(status=status, reason=reason, headers=headers, body=body, length=length)
     connection = (response.header(b"connection") or b"").lower()
     is_kept = b"close" not in connection if version == b"HTTP/1.1" else b"keep-alive" in connection
     return response, is_kept and body is not BodyKind.UNTIL_CLOSE
+
+
+_parse_known = lru_cache(MAX_REMEMBERED_HEADS)(_parse)
+
+
+@lru_cache(MAX_REMEMBERED_HEADS)
+def passed_on(headers: tuple[Header, ...]) -> bytes:
+    """The lines of a response's head that are not for this hop alone, nor the gateway's own."""
+    dropped = hop_by_hop(headers)
+    return render([h for h in headers if h[0] not in dropped and not h[0].startswith(OWN_PREFIX)])
 
 
 def _header(line: bytes) -> Header:

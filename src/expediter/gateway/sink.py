@@ -9,7 +9,7 @@ import re
 from expediter.cluster.client import BodyKind, Inflow, ResponseHead, Usage
 from expediter.cluster.decisions import Decision
 from expediter.errors import ClusterError
-from expediter.gateway.headers import hop_by_hop, render
+from expediter.gateway.headers import passed_on
 from expediter.gateway.replies import failure_event
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
@@ -119,18 +119,12 @@ class ClientSink:
             self._inflow.pause_reading()
 
     def _render_head(self, head: ResponseHead) -> bytes:
-        dropped = hop_by_hop(head.headers)
-        headers = [
-            header
-            for header in head.headers
-            if header[0] not in dropped and not header[0].startswith(b"x-expediter-")
-        ]
-        if head.header(b"x-request-id") is None:
-            headers.append((b"x-request-id", self._request_id))
-        return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (
+        is_named = head.header(b"x-request-id") is not None
+        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (
             head.status,
             head.reason,
-            render(headers),
+            passed_on(tuple(head.headers)),
+            b"" if is_named else b"x-request-id: %b\r\n" % self._request_id,
             self._own_lines(),
         )
 
