@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,15 @@ from gateway_contenders import (
     running,
     unseen,
 )
+from gateway_tables import Figures, table
 
 Outcome = dict[str, Any]
-Figures = dict[str, float]
 NUM_STREAMS = 200
 NUM_TOKENS = 64
 PACED_US = 20_000
 FLOODED_US = 1_000
+SYSTEM_BYTES = 1_878  # of a body of 2 KB
+COLD_PER_SECOND = 20
 
 COLUMNS = {
     "2k_rps": "req/s 2 KB",
@@ -50,8 +53,13 @@ COLUMNS = {
     "ttft_us": "TTFT us",
     "chunk_p99_us": "chunk p99 us",
     "rss_mb": "RSS MB",
+    "cold_chunk_p50_us": "chunk p50 us, cold",
+    "cold_chunk_p99_us": "chunk p99 us, cold",
 }
-ADDED = ("p50_us", "p99_us", "ttft_us", "chunk_p99_us")
+ADDED = (
+    *("p50_us", "p99_us", "ttft_us", "chunk_p99_us"),
+    *("cold_chunk_p50_us", "cold_chunk_p99_us"),
+)
 RIVALS = {
     "expediter round-robin": ("sglang round-robin", "vllm round-robin"),
     "expediter cache-aware, text": ("sglang cache-aware", "vllm cache-aware"),
@@ -70,13 +78,16 @@ class Load:
     body: str
     read: Callable[[Outcome, float], Figures]  # the report, and the seconds it covers
     min_seconds: float = 0.0
+    beside: str | None = None  # a body sent `COLD_PER_SECOND` times a second meanwhile
 
 
 def loads(*, only: frozenset[str]) -> list[Load]:
     """What every contender is put under, in this order."""
     closed, streams = ("-c", "64"), ("-s", "-c", str(NUM_STREAMS))
     every = [
-        Load(name="2k", arguments=closed, body=conversation(2048, 1200), read=_closed("2k")),
+        Load(
+            name="2k", arguments=closed, body=conversation(2048, SYSTEM_BYTES), read=_closed("2k")
+        ),
         Load(
             name="100k", arguments=closed, body=conversation(102_400, 20_000), read=_closed("100k")
         ),
@@ -84,21 +95,31 @@ def loads(*, only: frozenset[str]) -> list[Load]:
         Load(
             name="latency",
             arguments=("-c", "16", "-r", "100"),
-            body=conversation(2048, 1200),
+            body=conversation(2048, SYSTEM_BYTES),
             read=lambda out, _: {"p50_us": out["lat"][0], "p99_us": out["lat"][1]},
         ),
         Load(
             name="flood",
             arguments=streams,
-            body=conversation(2048, 1200, stream_us=FLOODED_US),
+            body=conversation(2048, SYSTEM_BYTES, stream_us=FLOODED_US),
             read=lambda out, _: {"chunks_s": out["chunks_s"]},
         ),
         Load(
             name="paced",
             arguments=streams,
-            body=conversation(2048, 1200, stream_us=PACED_US),
+            body=conversation(2048, SYSTEM_BYTES, stream_us=PACED_US),
             read=_paced,
             min_seconds=NUM_TOKENS * PACED_US / 1e6 + 0.3,  # every stream begins again once
+        ),
+        Load(
+            name="cold",
+            arguments=streams,
+            body=conversation(2048, SYSTEM_BYTES, stream_us=PACED_US),
+            beside=unseen(41_000, 40_000),
+            read=lambda out, _: {
+                "cold_chunk_p50_us": out["clat"][0],
+                "cold_chunk_p99_us": out["clat"][1],
+            },
         ),
     ]
     return [load for load in every if not only or load.name in only]
@@ -153,10 +174,26 @@ class Bench:
         command += ["-d", str(seconds), "-w", str(self._warm)]
         if contender.pid is not None:
             command += ["-P", str(contender.pid)]
-        out = json.loads(subprocess.check_output(command, timeout=60))
+        with self._beside(contender, load, seconds):
+            out = json.loads(subprocess.check_output(command, timeout=60))
         if out["errs"] or out["bad"]:
             sys.stderr.write(f"{contender.name}, {load.name}: {out['errs']} errors, {out['bad']}\n")
         return load.read(out, seconds)
+
+    @contextmanager
+    def _beside(self, contender: Contender, load: Load, seconds: float) -> Iterator[None]:
+        """What else is sent meanwhile, until the end."""
+        if load.beside is None:
+            yield
+            return
+        body = self._folder / f"{load.name}-beside.json"
+        body.write_text(load.beside)
+        command = ["taskset", "-c", str(LOAD_CORE), str(self._generator), "-c", "8"]
+        command += ["-r", str(COLD_PER_SECOND), "-p", str(contender.port), "-b", str(body)]
+        command += ["-w", "0", "-d", str(self._warm + seconds)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            yield
+            process.wait(60)
 
     def medians(self) -> dict[str, Figures]:
         """Each contender's median by column."""
@@ -197,23 +234,6 @@ def build(sources: Path, folder: Path) -> tuple[Path, Path]:
         source = sources / f"{program.name}.c"
         subprocess.run([compiler, "-O2", "-w", "-o", program, source], check=True)
     return programs
-
-
-def table(figures: dict[str, Figures], columns: dict[str, str]) -> str:
-    """A Markdown table; a dash where nothing was measured."""
-    used = [column for column in columns if any(column in row for row in figures.values())]
-    lines = [
-        "| | " + " | ".join(columns[column] for column in used) + " |",
-        "|---|" + "---:|" * len(used),
-    ]
-    for name, row in figures.items():
-        cells = [_number(row[column]) if column in row else "-" for column in used]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main() -> None:

@@ -235,3 +235,25 @@ async def test_what_is_no_conversation_has_no_tokens(raw: bytes) -> None:
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(kept("chatml"), executor=threads))
         assert await conversations.pack(msgspec.Raw(raw), opens=True) is None
+
+
+async def test_a_new_conversation_that_many_ask_about_is_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_encoded = 0
+    encode = PromptTokenizer.encode
+
+    async def counted(self: PromptTokenizer, texts: Sequence[str]) -> list[bytes]:
+        nonlocal num_encoded
+        num_encoded += len(texts)
+        return await encode(self, texts)
+
+    monkeypatch.setattr(PromptTokenizer, "encode", counted)
+    tokenizer = tokenizer_of(CHATML)
+    asked = [{"role": "user", "content": "the user asked " * 1000}] * 2
+    raw = msgspec.Raw(json.dumps(asked).encode())
+    with ThreadPoolExecutor(1) as threads:
+        conversations = Conversations(PromptTokenizer(tokenizer, executor=threads))
+        packed = await asyncio.gather(*(conversations.pack(raw, opens=True) for _ in range(9)))
+    assert set(packed) == {pack_tokens(tokenizer.encode_chat(asked))}
+    assert num_encoded == 1

@@ -6,15 +6,17 @@ neither decoded, nor rendered, nor encoded. One prompt in so many is also render
 difference, which the probes would have missed, ends all this.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import msgspec
 import xxhash
 
 from expediter.errors import RequestError
 from expediter.gateway.openai import decode_messages
-from expediter.gateway.tokenizer import PromptTokenizer
+from expediter.gateway.tokenizer import MAX_CHARS_INLINE, PromptTokenizer
 from expediter.tokenizer.turns import Message, find_turns
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Conversations:
             if opening and not self._starts_turn.match(opening):
                 self._template = None
         self._opening: bytes | None = None
+        self._encoding = asyncio.Lock()
 
     async def pack(self, raw: msgspec.Raw, *, opens: bool) -> bytes | None:
         """The tokens of messages, with the answer's opening if it `opens`; None if unknown."""
@@ -89,23 +92,40 @@ class Conversations:
 
     async def _turns(self, turns: Sequence[Sequence[msgspec.Raw]]) -> list[bytes]:
         """Each turn's tokens; raises RequestError if they are not its own."""
-        assert self._template is not None
-        assert self._starts_turn is not None
         digest, get = xxhash.xxh3_128_digest, self._memo.get
         names = [
             digest(turn[0] if len(turn) == 1 else b"".join(turn), seed=_TURN) for turn in turns
         ]
         found = [get(name) for name in names]
-        missing = [place for place, packed in enumerate(found) if packed is None]
-        if missing:
-            texts = [self._template.turn(_decode(turns[place])) for place in missing]
-            if not all(map(self._starts_turn.match, texts)):
-                raise RequestError("turns are not parted by special tokens", param="messages")
-            encoded = await self._tokenizer.encode(texts)
-            for place, packed in zip(missing, encoded, strict=True):
-                self._memo.put(names[place], packed)
-                found[place] = packed
+        if None in found:
+            new = [turn for turn, packed in zip(turns, found, strict=True) if packed is None]
+            is_long = sum(memoryview(m).nbytes for turn in new for m in turn) > MAX_CHARS_INLINE
+            # Many may wait for one new conversation: the first of them encodes it.
+            async with self._encoding if is_long else nullcontext():
+                await self._encode_missing(names, turns, found)
         return [packed or b"" for packed in found]
+
+    async def _encode_missing(
+        self,
+        names: Sequence[bytes],
+        turns: Sequence[Sequence[msgspec.Raw]],
+        found: list[bytes | None],
+    ) -> None:
+        """Fill the gaps in `found`; raises RequestError if a turn's tokens are not its own."""
+        assert self._template is not None
+        assert self._starts_turn is not None
+        missing = []
+        for place, packed in enumerate(found):
+            if packed is None:
+                found[place] = self._memo.get(names[place])
+                if found[place] is None:
+                    missing.append(place)
+        texts = [self._template.turn(_decode(turns[place])) for place in missing]
+        if not all(map(self._starts_turn.match, texts)):
+            raise RequestError("turns are not parted by special tokens", param="messages")
+        for place, packed in zip(missing, await self._tokenizer.encode(texts), strict=True):
+            self._memo.put(names[place], packed)
+            found[place] = packed
 
     async def _checked(self, raw: msgspec.Raw, data: bytes, *, opens: bool) -> bytes:
         messages = decode_messages(raw) or []
@@ -137,7 +157,7 @@ def _raw_turns(raw: msgspec.Raw) -> list[list[msgspec.Raw]]:
 
 
 def _decode(turn: Sequence[msgspec.Raw]) -> list[Message]:
-    messages = [msgspec.json.decode(message, type=dict) for message in turn]
+    messages: list[Message] = [msgspec.json.decode(message, type=dict) for message in turn]
     if messages[0].get("role") == "tool":  # spelled with escapes: its turn began before
         raise RequestError("a tool's result without its turn", param="messages")
     return messages
