@@ -175,3 +175,45 @@ def test_a_row_of_a_trace_that_is_wrong_is_named(tmp_path: Path) -> None:
     run = simulate("--trace", str(trace), "--format", "mooncake")
     assert run.returncode == 2
     assert run.stderr.startswith(f"error: {trace}:1: ")
+
+
+def test_a_file_may_hold_service_levels_faults_and_a_network(tmp_path: Path) -> None:
+    """The worker that is down for the whole run answers nothing of what it was given."""
+    file = tmp_path / "experiment.toml"
+    file.write_text(
+        'workload = "hot-prefix"\nrequests = 200\nworkers = 2\nblock-size = 128\n'
+        'policy = ["round-robin"]\nttft = 0.000001\ngpus = 4\n'
+        '[[slo]]\nclass = "A"\nttft = 1000.0\n'
+        '[[faults]]\nkind = "crash"\nworker = 0\nat = 0.0\nseconds = 100.0\n'
+        '[[faults]]\nkind = "slowdown"\nworker = 1\nat = 0.0\nseconds = 100.0\nfactor = 2.0\n'
+        "[network]\nrequest-seconds = 0.25\n"
+    )
+    run = result(tmp_path / "a", str(file))["runs"][0]
+    classes = {c["label"]: c for c in run["classes"]}
+    assert run["num_gpus"] == 8
+    assert classes["A"]["attainment"]["value"] == 1.0
+    assert classes["B"]["attainment"]["value"] == 0.0
+    assert classes["all"]["ttft"]["p50"]["value"] > 0.25
+    assert [worker["num_prompt_tokens"] > 0 for worker in run["workers"]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[slo]]\nttft = 1.0", "Object missing required field `class`"),
+        ('[[faults]]\nkind = "fire"\nworker = 0\nat = 0.0\nseconds = 1.0', "Invalid value 'fire'"),
+        (
+            'workers = 2\n[[faults]]\nkind = "crash"\nworker = 2\nat = 0.0\nseconds = 1.0',
+            "faults: there is no worker 2 of 2 from 0",
+        ),
+        ("[network]\nevent-loss = 1.5", "network.event-loss: Expected `float` <= 1"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_one_line_and_status_2(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(text)
+    run = simulate(str(file))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr

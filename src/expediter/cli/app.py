@@ -16,7 +16,7 @@ from expediter.errors import ConfigError, ExpediterError, ModelLoadError, Worklo
 from expediter.fleet.process import exit_with_parent
 
 FAILED, FIX_IT = 1, 2
-QUIET = {"simulate", "sweep", "bench", "calibrate", "plan"}  # what simulated workers do is no news
+QUIET = {"simulate", "sweep", "bench", "calibrate", "plan"}  # simulated failures are no news
 LEAVE_SECONDS = 15.0  # what a process may take to leave once its supervisor is gone
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -37,7 +37,7 @@ def common(
 ) -> None:
     """Serve LLMs from a fleet of engines, each request where its prefix is cached."""
     if log_level is None:
-        log_level = "warning" if context.invoked_subcommand in QUIET else "info"
+        log_level = "error" if context.invoked_subcommand in QUIET else "info"
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise ConfigError(f"--log-level {log_level}: use debug, info, warning or error")
