@@ -55,9 +55,7 @@ def test_one_probe_at_a_time_and_its_first_byte_closes_the_breaker() -> None:
 
 
 @pytest.mark.parametrize(("trial", "pause"), [(1, 2.0), (2, 4.0), (3, 5.0), (4, 5.0)])
-def test_each_trial_that_fails_doubles_the_pause_up_to_the_longest(
-    trial: int, pause: float
-) -> None:
+def test_each_failed_trial_doubles_the_pause_up_to_the_longest(trial: int, pause: float) -> None:
     time = Time()
     one = opened(time)
     for _ in range(trial):
