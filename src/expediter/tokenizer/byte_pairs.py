@@ -9,6 +9,7 @@ probes when it is loaded: the words of its own vocabulary in several orders, and
 import json
 import random
 import unicodedata
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ import tokenizers
 from expediter.tokenizer.token_bytes import byte_characters
 
 MAX_PROBED_PIECES = 8_000
+SHORT_CHARS = 1_000  # for which a list costs less than an array of numpy's
 _FIRST_GAP = 2**32 - 257  # bytes without a token have names from here on
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The same after a step that parts digits from all else: a digit ends a text like its end does.
@@ -54,6 +56,9 @@ class BytePairs:
         if self._normalizes and not text.isascii():
             text = unicodedata.normalize("NFC", text)
         try:
+            if self._ids is None and len(text) <= SHORT_CHARS:
+                tokens = self._encoding.encode_ordinary(text)
+                return array("I", tokens).tobytes() if max(tokens, default=0) < _FIRST_GAP else None
             ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
         except (ValueError, UnicodeError):  # too much whitespace in a row for the expression
             return None
