@@ -71,6 +71,7 @@ class Dispatcher:
         self._policy = policy
         self._learner = policy if isinstance(policy, Learner) else None
         self._membership.teach(self._learner)
+        self.session_header = config.session_header.encode()
         self._retries = RetryBudget(config.retries, clock=self._clock)
         self._config = config
 

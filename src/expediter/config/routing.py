@@ -81,6 +81,7 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     block_size: Positive = 16  # tokens in a block, until a worker's events tell its own
     assumed_blocks: Positive = 65536  # a worker
     assumed_seconds: Seconds = 600.0
+    session_header: Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]+$")] = "x-session-id"
     retries: RetryConfig = RetryConfig()
     sticky: StickyConfig = StickyConfig()
     sglang: SglangConfig = SglangConfig()

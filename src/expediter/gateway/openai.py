@@ -35,6 +35,7 @@ class Fields(msgspec.Struct):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
+    user: msgspec.Raw = _NOTHING
     kv_transfer_params: msgspec.Raw = _NOTHING
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
