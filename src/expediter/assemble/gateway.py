@@ -21,8 +21,11 @@ FREED_BLOCK_BYTES = 16 * 1024 * 1024
 
 def run_gateway(config: GatewayConfig) -> None:
     """Serve the gateway until SIGINT or SIGTERM."""
-    if not config.workers:
-        raise ConfigError("no workers: name them with --worker URL or in [[gateway.workers]]")
+    if not config.workers and config.discovery is None:
+        raise ConfigError(
+            "no workers: name them with --worker URL or in [[gateway.workers]], "
+            "or say in [gateway.discovery] where to find them"
+        )
     tokenizer = load_tokenizer(Path(config.tokenizer)) if config.tokenizer else None
     policy = build_policy(config.routing, clock=time.monotonic, rng=random.Random())
     uvloop.run(_serve_gateway(Gateway(config, policy=policy, tokenizer=tokenizer), config))

@@ -10,6 +10,8 @@ from weakref import WeakSet
 from expediter.clock import Clock
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.membership import Membership
+from expediter.cluster.sources.build import build_source
+from expediter.cluster.sources.follow import follow
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.handler import RequestHandler
@@ -47,6 +49,7 @@ class Gateway:
         self._clients: WeakSet[HttpWorker] = WeakSet()
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._background: asyncio.Task[None] | None = None
+        self._source = build_source(config.discovery) if config.discovery is not None else None
         routing = config.routing
         self.index = PrefixIndex(
             clock=clock, block_size=routing.block_size, assumed_capacity=routing.assumed_blocks
@@ -55,6 +58,8 @@ class Gateway:
             connect=self._connect,
             index=self.index,
             interval_seconds=config.health_interval_seconds,
+            config=config.health,
+            clock=clock,
         )
         self.dispatcher = Dispatcher(
             membership=self.membership,
@@ -128,6 +133,8 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.run())
             tasks.create_task(self._sweep())
+            if self._source is not None:
+                tasks.create_task(follow(self.membership, self._source))
 
     async def _sweep(self) -> None:
         """Enforce every time-out, in steps that are fine enough for the shortest."""

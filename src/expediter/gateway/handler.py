@@ -14,6 +14,7 @@ from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
+from expediter.gateway.session import session_of
 from expediter.gateway.sink import ClientSink
 from expediter.gateway.tenants import Tenancy, refusal_reply
 from expediter.gateway.transfer import require_no_transfer
@@ -123,6 +124,7 @@ class RequestHandler:
             prompt=prompt,
             body_tokens=len(request.body) // BYTES_PER_TOKEN,
             max_output_tokens=fields.max_output_tokens,
+            session=session_of(request, fields, header=self._dispatcher.session_header),
         )
 
     def _request_id(self, request: HttpRequest) -> bytes:
