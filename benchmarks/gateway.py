@@ -83,7 +83,7 @@ class Load:
 
 def loads(*, only: frozenset[str]) -> list[Load]:
     """What every contender is put under, in this order."""
-    closed, streams = ("-c", "64"), ("-s", "-c", str(NUM_STREAMS))
+    closed = ("-c", "64")
     every = [
         Load(
             name="2k", arguments=closed, body=conversation(2048, SYSTEM_BYTES), read=_closed("2k")
@@ -98,22 +98,30 @@ def loads(*, only: frozenset[str]) -> list[Load]:
             body=conversation(2048, SYSTEM_BYTES),
             read=lambda out, _: {"p50_us": out["lat"][0], "p99_us": out["lat"][1]},
         ),
+        *streams(),
+    ]
+    return [load for load in every if not only or load.name in only]
+
+
+def streams() -> list[Load]:
+    arguments = ("-s", "-c", str(NUM_STREAMS))
+    return [
         Load(
             name="flood",
-            arguments=streams,
+            arguments=arguments,
             body=conversation(2048, SYSTEM_BYTES, stream_us=FLOODED_US),
             read=lambda out, _: {"chunks_s": out["chunks_s"]},
         ),
         Load(
             name="paced",
-            arguments=streams,
+            arguments=arguments,
             body=conversation(2048, SYSTEM_BYTES, stream_us=PACED_US),
             read=_paced,
             min_seconds=NUM_TOKENS * PACED_US / 1e6 + 0.3,  # every stream begins again once
         ),
         Load(
             name="cold",
-            arguments=streams,
+            arguments=arguments,
             body=conversation(2048, SYSTEM_BYTES, stream_us=PACED_US),
             beside=unseen(41_000, 40_000),
             read=lambda out, _: {
@@ -122,7 +130,6 @@ def loads(*, only: frozenset[str]) -> list[Load]:
             },
         ),
     ]
-    return [load for load in every if not only or load.name in only]
 
 
 def _closed(name: str) -> Callable[[Outcome, float], Figures]:
