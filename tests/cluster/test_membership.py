@@ -6,14 +6,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fake_client import FakeClient
-from fake_publisher import FakePublisher, stored
+from fake_publisher import CLEARED, FakePublisher, stored
 
 from expediter.cluster.membership import Member, Membership, WorkerStatus
 from expediter.config import WorkerEndpoint
 from expediter.errors import ConfigError, WorkerRefused, WorkerSilent
 from expediter.load import WorkerId
+from expediter.routing.feedback import Feedback, WorkerAdded, WorkerRemoved
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.prompt import token_prompt
+from expediter.routing.sticky import Sticky
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -99,9 +101,16 @@ async def test_a_workers_kv_events_are_found_by_asking_it() -> None:
         f' "replay_endpoint": "{publisher.replay_endpoint}", "hwm": 1, "topic": ""}}}}'
     )
     client = FakeClient(pages={"/kv_event_sources": (200, source.encode())})
-    async with watching(client) as (_, member, index):
+    async with watching(client) as (membership, member, index):
         await until(lambda: index.match(token_prompt([1, 1, 2])) == {"w": 2})
         assert member.publishes_events
+        rings = Sticky(max_imbalance=0, slack_requests=1, block_size=2, num_blocks=1, num_points=1)
+        heard: list[Feedback] = []
+        rings.observe = heard.append  # type: ignore[method-assign]
+        membership.teach(rings)
+        await publisher.publish(CLEARED)
+        await until(lambda: [type(e) for e in heard] == [WorkerAdded, WorkerRemoved, WorkerAdded])
+        await publisher.publish(stored([1], None, [1, 1]))
         client.health = failing(WorkerRefused("gone"))
         await until(lambda: member.status is WorkerStatus.DOWN)
         client.health = lambda: 200

@@ -30,6 +30,7 @@ class Following:
         self.publisher = publisher
         self.index = index
         self.subscriber: KVEventSubscriber
+        self.emptied: list[WorkerId] = []
 
     def matched(self, tokens: list[int]) -> int:
         return self.index.match(token_prompt(tokens)).get(WORKER, 0)
@@ -43,7 +44,13 @@ async def following(publisher: FakePublisher, *, replays: bool = True) -> AsyncI
     replay = publisher.replay_endpoint if replays else None
     source = KVEventSource(events=publisher.endpoint, replay=replay)
     with zmq.Context() as context:
-        subscriber = KVEventSubscriber(context, source=source, worker_id=WORKER, index=index)
+        subscriber = KVEventSubscriber(
+            context,
+            source=source,
+            worker_id=WORKER,
+            index=index,
+            emptied=scene.emptied.append,
+        )
         scene.subscriber = subscriber
         server = asyncio.create_task(publisher.serve_replays())
         subscriber.start()
@@ -69,6 +76,7 @@ async def test_what_was_published_before_is_learnt_by_replay() -> None:
         await publisher.publish(CLEARED)
         await until(lambda: scene.matched([1, 1, 2, 2, 3, 3, 4]) == 0)
         assert scene.subscriber.num_lost == 0
+        assert scene.emptied == [WORKER]
 
 
 async def test_lost_batches_are_asked_for_again_and_applied_in_order() -> None:
@@ -139,6 +147,7 @@ async def test_numbers_that_begin_again_mean_a_restart_unless_they_are_old_news(
         await publisher.publish(stored([5], None, [5, 5]))
         await until(lambda: scene.matched([5, 5, 9]) == 2)
         assert scene.matched([1, 1, 2, 2, 9]) == 0
+        assert scene.emptied == [WORKER]
 
 
 async def test_a_payload_that_cannot_be_read_clears_the_view_and_ends_nothing(

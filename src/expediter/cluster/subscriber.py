@@ -10,6 +10,7 @@ whatever happened while there was none, replaying from 0 puts it right.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -17,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 from expediter.cluster.discovery import KVEventSource
 from expediter.cluster.kv_events import EventDecoder, MalformedEvents
 from expediter.cluster.zmq_reader import ZmqReader
+from expediter.kvcache.events import AllBlocksCleared
 from expediter.load import WorkerId
 from expediter.routing.prefix_index import PrefixIndex
 
@@ -36,11 +38,14 @@ class KVEventSubscriber:
         source: KVEventSource,
         worker_id: WorkerId,
         index: PrefixIndex,
+        emptied: Callable[[WorkerId], None] = lambda _: None,
     ) -> None:
+        """`emptied` is called when the worker says, or shows by restarting, that its cache is."""
         self._context = context
         self._source = source
         self.worker_id = worker_id
         self._index = index
+        self._emptied = emptied
         self._decoder = EventDecoder()
         self._readers: list[ZmqReader] = []
         self._replay: ZmqReader | None = None
@@ -107,6 +112,7 @@ class KVEventSubscriber:
         elif self._is_newer(payload):
             logger.info("%s restarted: its KV events began again at %d", self.worker_id, seq)
             self._index.clear(self.worker_id)
+            self._emptied(self.worker_id)
             self._next_seq = None
             self._take(seq, payload)
 
@@ -116,6 +122,8 @@ class KVEventSubscriber:
             batch = self._decoder.decode(payload)
             for event in batch.events:
                 self._index.apply(self.worker_id, event)
+                if isinstance(event, AllBlocksCleared):
+                    self._emptied(self.worker_id)
         except (MalformedEvents, OverflowError, TypeError) as error:
             logger.warning("%s: KV events %d cannot be read: %s", self.worker_id, seq, error)
             self._index.clear(self.worker_id)

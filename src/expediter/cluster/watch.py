@@ -51,6 +51,7 @@ class Watch:
         self._interval = interval_seconds
         self._subscribe = subscribe or self._subscribe_zmq
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._followed: dict[WorkerId, Member] = {}
         self.learner: Learner | None = None
 
     @contextmanager
@@ -88,6 +89,8 @@ class Watch:
 
     def unsubscribe(self, member: Member, *, keep: Sequence[KVEventSource] = ()) -> None:
         """Follow only these of the worker's publishers any further."""
+        if not keep:
+            self._followed.pop(member.worker_id, None)
         for source in [source for source in member.subscribers if source not in keep]:
             subscriber = member.subscribers.pop(source)
             subscriber.close()
@@ -152,6 +155,7 @@ class Watch:
         sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
         self.unsubscribe(member, keep=sources)
         self._index.clear(member.worker_id)
+        self._followed[member.worker_id] = member
         for rank, source in enumerate(sources):
             if source in member.subscribers:
                 member.subscribers[source].resync()
@@ -165,8 +169,19 @@ class Watch:
     def _subscribe_zmq(self, source: KVEventSource, worker_id: WorkerId) -> Subscriber:
         assert self._context is not None
         return KVEventSubscriber(
-            self._context, source=source, worker_id=worker_id, index=self._index
+            self._context,
+            source=source,
+            worker_id=worker_id,
+            index=self._index,
+            emptied=self._emptied,
         )
+
+    def _emptied(self, worker_id: WorkerId) -> None:
+        """A worker is still there, with nothing cached. Of one with ranks, the first speaks."""
+        member = self._followed.get(worker_id)
+        if member is not None:
+            self.tell_removed(member)
+            self.tell_added(member)
 
 
 def _is_back(member: Member) -> bool:
