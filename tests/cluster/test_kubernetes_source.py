@@ -1,4 +1,4 @@
-"""Workers found in Kubernetes: the official client against an API server on the loopback address."""
+"""Workers found in Kubernetes: its official client, and an API server on loopback."""
 
 import json
 import queue
