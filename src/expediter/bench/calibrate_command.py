@@ -70,7 +70,7 @@ def _finish(found: Fit, *, source: str, keep: Keep) -> None:
 def fit_table(found: Fit) -> Table:
     """Coefficients and errors."""
     names = ("a", "b", "c", "points", "error")
-    table = empty("Cost in ms: a + b n + c (n p + n²/2), a + b B + c S", words=("",), figures=names)
+    table = empty("Cost, ms", words=("steps",), figures=names)
     parts = (
         ("prefill", found.prefill, found.prefill_points),
         (
