@@ -138,9 +138,12 @@ async def test_a_worker_whose_endpoint_changed_is_replaced_when_idle(tmp_path) -
         old.begin()
         path.write_text('[[workers]]\nurl = "http://a:2"\nworker-id = "w"')
         await until(lambda: old.is_draining)
+        path.write_text('[[workers]]\nurl = "http://a:3"\nworker-id = "w"')
+        await asyncio.sleep(0.1)
         assert membership.members[WorkerId("w")] is old
         old.end()
-        await until(lambda: membership.members[WorkerId("w")].endpoint.url == "http://a:2")
+        await until(lambda: membership.members[WorkerId("w")].endpoint.url == "http://a:3")
+        assert len(membership.members) == 2
 
 
 class NameServer(asyncio.DatagramProtocol):

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from expediter.cluster.membership import Membership, worker_id_of
 from expediter.config import WorkerEndpoint
-from expediter.errors import ConfigError
 from expediter.load import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -68,33 +67,28 @@ async def follow(membership: Membership, source: WorkerSource) -> None:
         async for endpoints in lists:
             wanted = by_name(endpoints)
             changes = reconcile(found, wanted)
-            found = wanted
+            found.clear()
+            found.update(wanted)
             coming = {worker_id_of(endpoint): endpoint for endpoint in changes.add}
             for name in changes.remove:
                 if name in membership.members and name not in coming:
                     logger.info("%s is no longer listed: it is drained and removed", name)
                     membership.retire(name)
             for name, endpoint in coming.items():
-                _take_in(membership, name, endpoint, tasks)
+                member = membership.members.get(name)
+                if member is None:
+                    membership.add(endpoint)
+                    logger.info("%s is listed at %s", name, endpoint.url)
+                elif member.endpoint == endpoint:
+                    membership.undrain(name)
+                else:
+                    tasks.create_task(_replace(membership, name, found))
 
 
-def _take_in(
-    membership: Membership, name: WorkerId, endpoint: WorkerEndpoint, tasks: asyncio.TaskGroup
-) -> None:
-    member = membership.members.get(name)
-    if member is None:
+async def _replace(membership: Membership, name: WorkerId, found: Endpoints) -> None:
+    """Another worker under the same name, once the old one is idle: the one listed then."""
+    if name in membership.members:
+        await membership.remove(name)
+    endpoint = found.get(name)
+    if endpoint is not None and name not in membership.members:
         membership.add(endpoint)
-        logger.info("%s is listed at %s", name, endpoint.url)
-    elif member.endpoint == endpoint:
-        membership.undrain(name)
-    else:
-        tasks.create_task(_replace(membership, name, endpoint))
-
-
-async def _replace(membership: Membership, name: WorkerId, endpoint: WorkerEndpoint) -> None:
-    """Another worker under the same name, once the old one is idle."""
-    await membership.remove(name)
-    try:
-        membership.add(endpoint)
-    except ConfigError as error:  # somebody else was faster
-        logger.warning("%s", error)
