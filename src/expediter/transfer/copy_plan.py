@@ -104,6 +104,20 @@ def shards_for(target: KVLayout, sources: Sequence[KVLayout]) -> list[tuple[int,
     return [(index, range(heads[0], heads[-1] + 1)) for index, heads in chosen.items()]
 
 
+def check_within(slices: Sequence[Slice], *, source: int, target: int) -> None:
+    """Raises LayoutMismatch if a slice leaves pools of so many bytes."""
+    for piece in slices:
+        for offset, index, limit in (
+            (piece.source_offset, 1, source),
+            (piece.target_offset, 2, target),
+        ):
+            reaches = [(axis[0] - 1) * axis[index] for axis in piece.axes]
+            lowest = offset + sum(reach for reach in reaches if reach < 0)
+            highest = offset + sum(reach for reach in reaches if reach > 0) + piece.num_bytes
+            if lowest < 0 or highest > limit:
+                raise LayoutMismatch(f"bytes {lowest} to {highest} of a pool of {limit}")
+
+
 def expand(slices: Sequence[Slice]) -> NDArray[np.int64]:
     """Every run by itself: rows of source offset, target offset, number of bytes."""
     parts = [_expand(piece) for piece in slices]

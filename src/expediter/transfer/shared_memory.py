@@ -1,0 +1,95 @@
+"""Between processes of one host: the peer's pool is mapped, and a pull is a copy.
+
+A slice is one strided view on each side and one assignment between them, which runs in C without
+the interpreter's lock. Copies run in one thread of the transport's own, so the event loop goes on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from numpy.lib.stride_tricks import as_strided
+
+from expediter.errors import TransferError
+from expediter.transfer.copy_plan import Slice, check_within
+from expediter.transfer.layout import KVLayout
+from expediter.transfer.memory import PoolMemory
+from expediter.transfer.transport import KVHandle, KVPeer, SharedMemoryHandle, host_id
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class SharedMemoryPeer:
+    """Another process's pool, mapped."""
+
+    def __init__(self, handle: SharedMemoryHandle) -> None:
+        """Raises TransferError if it cannot be mapped."""
+        self.layout = handle.layout
+        self.memory = PoolMemory.open(handle.path, handle.layout.num_bytes)
+
+    def close(self) -> None:
+        """Unmap it."""
+        self.memory.close()
+
+
+class SharedMemoryTransport:
+    """See `KVTransport`. The memory stays its owner's."""
+
+    def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
+        self.layout = layout
+        self._memory = memory
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
+
+    def describe(self) -> SharedMemoryHandle:
+        """See `KVTransport`."""
+        return SharedMemoryHandle(layout=self.layout, host_id=host_id(), path=self._memory.path)
+
+    def can_reach(self, handle: KVHandle) -> bool:
+        """See `KVTransport`."""
+        return isinstance(handle, SharedMemoryHandle) and handle.host_id == host_id()
+
+    async def connect(self, handle: KVHandle) -> SharedMemoryPeer:
+        """See `KVTransport`."""
+        if not isinstance(handle, SharedMemoryHandle):
+            raise TransferError(f"shared memory cannot read {handle}")
+        return SharedMemoryPeer(handle)
+
+    async def pull(self, peer: KVPeer, slices: Sequence[Slice]) -> None:
+        """See `KVTransport`."""
+        assert isinstance(peer, SharedMemoryPeer), "a peer of another transport"
+        check_within(slices, source=peer.layout.num_bytes, target=self.layout.num_bytes)
+        loop = asyncio.get_running_loop()
+        copying = loop.run_in_executor(
+            self._thread, copy, peer.memory.array, self._memory.array, slices
+        )
+        try:
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            await asyncio.wait([copying])  # the bytes' owner must know that no more are written
+            raise
+
+    async def close(self) -> None:
+        """See `KVTransport`."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+
+def copy(source: "NDArray[np.uint8]", target: "NDArray[np.uint8]", slices: Sequence[Slice]) -> None:
+    """Copy every slice from one flat array of bytes to another; all must lie within."""
+    for piece in slices:
+        lengths = tuple(axis.length for axis in piece.axes)
+        shape = (*lengths, piece.num_bytes)
+        theirs = as_strided(
+            source[piece.source_offset :],
+            shape,
+            (*(axis.source_stride for axis in piece.axes), 1),
+            writeable=False,
+        )
+        ours = as_strided(
+            target[piece.target_offset :],
+            shape,
+            (*(axis.target_stride for axis in piece.axes), 1),
+        )
+        ours[...] = theirs
