@@ -8,20 +8,29 @@ import typer
 from expediter import assemble
 
 app = typer.Typer()
+File = Annotated[Path | None, typer.Argument(help="A TOML file with the same keys; arguments win.")]
+Workload = Annotated[str | None, typer.Option(help="What is generated: chat, agents, demo, ...")]
+Scale = Annotated[float | None, typer.Option(help="Texts so many times as long.")]
+MaxConcurrency = Annotated[
+    int | None, typer.Option(help="Hold requests back beyond so many open ones.")
+]
+IgnoreEos = Annotated[
+    bool | None, typer.Option(help="Ask for answers of just the length that the workload has.")
+]
+WordsPerToken = Annotated[
+    float | None, typer.Option(help="Measured with two short requests if not given.")
+]
+Warmup = Annotated[float | None, typer.Option(help="Share of the requests that is not counted.")]
 
 
 @app.command()
 def bench(
-    file: Annotated[
-        Path | None, typer.Argument(help="A TOML file with the same keys; arguments win.")
-    ] = None,
+    file: File = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI endpoint: http://host:port.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the first that is listed.")] = None,
     api: Annotated[str | None, typer.Option(help="chat or completions.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Default: OPENAI_API_KEY.")] = None,
-    workload: Annotated[
-        str | None, typer.Option(help="What is generated: chat, agents, demo, ...")
-    ] = None,
+    workload: Workload = None,
     trace: Annotated[str | None, typer.Option(help="What is replayed instead: a file.")] = None,
     format: Annotated[  # noqa: A002 - the name of the option and of the key
         str | None, typer.Option(help="Of the trace: mooncake, azure, burstgpt or workload.")
@@ -29,22 +38,12 @@ def bench(
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
     requests: Annotated[int | None, typer.Option(help="How many; of a trace, the first.")] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal requests.")] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="Texts so many times as long, for small models.")
-    ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Hold requests back beyond so many open ones.")
-    ] = None,
+    scale: Scale = None,
+    max_concurrency: MaxConcurrency = None,
     timeout: Annotated[float | None, typer.Option(help="Of an answer, seconds.")] = None,
-    ignore_eos: Annotated[
-        bool | None, typer.Option(help="Ask for answers of just the length that the workload has.")
-    ] = None,
-    words_per_token: Annotated[
-        float | None, typer.Option(help="Measured with two short requests if not given.")
-    ] = None,
-    warmup: Annotated[
-        float | None, typer.Option(help="Share of the requests that is not counted.")
-    ] = None,
+    ignore_eos: IgnoreEos = None,
+    words_per_token: WordsPerToken = None,
+    warmup: Warmup = None,
     ttft: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
     tpot: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
     e2e: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
