@@ -96,12 +96,17 @@ def compare(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Millions of objects live long here and none are cycles: looking for those is in vain."""
+    """Millions of objects live long here and none are cycles: looking for those is in vain.
+
+    Afterwards they count as old; as young ones the next collection would go through them all.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
 
