@@ -94,14 +94,14 @@ def test_nothing_is_left_of_a_request_that_ended(end: Failed | Finished | Worker
 
 
 def test_a_prompt_still_queued_counts_as_cached_there() -> None:
-    """Of 1,000 tokens the queued one marks 750: every 25th block of 10. 500 + 250 beat 1,000."""
+    """Half of it is still to come, and one token is computed whatever is cached: 500 + 1."""
     router = Router()
     router.send(("p", 1000), to=(B,))
     router.now = 0.5
     choice = router.send(("p", 1000))
     assert choice.worker_id == B
     assert choice.matched_tokens == 0  # the index knows of none yet
-    assert choice.scores == pytest.approx({A: -1000 * MS, B: -500 * MS})
+    assert choice.scores == pytest.approx({A: -1000 * MS, B: -501 * MS})
 
 
 def test_decodes_beside_it_count_by_their_weight() -> None:
@@ -133,6 +133,17 @@ def test_a_busy_fleet_keeps_to_its_caches() -> None:
     router.policy._num_recent = router.policy._recent_seconds = 10.0
     scores = router.send(("p", 1000), matched={B: 800}).scores
     assert scores == pytest.approx({A: -(1 + 1 / 6), B: -(1.1 + 0.2 / 3)})
+
+
+def test_the_toll_is_bounded_so_that_a_hot_prefix_is_copied() -> None:
+    """1 s of work costs others 2 s at most, half of it as one more waits for the same prompt."""
+    router = Router(congestion_weight=1000.0)
+    router.send(("hot", 1000), to=(B,))
+    for number in range(3):
+        router.send((f"{number}", 1000), to=(B,))
+    choice = router.send(("hot", 1000), matched={B: 1000})
+    assert choice.scores[A] == pytest.approx(-2.0)
+    assert (choice.worker_id, choice.reason) == (A, "overloaded")
 
 
 def test_cold_prompts_on_an_idle_fleet_take_turns() -> None:

@@ -13,17 +13,19 @@ from expediter.load import WorkerId
 MEMORY = 0.98  # of the sums, kept at each first token
 PRIOR_SECONDS = 0.5  # that the regression itself counts in the fleet's scale
 OUTLIER = 1.5
-MIN_SECONDS = 2.0  # seen of a worker before it can be an outlier
+MIN_FIRST_TOKENS = 30  # of a worker before it can be an outlier
 
 
 @dataclass(slots=True)
 class _Sums:
     predicted: float = 0.0
     observed: float = 0.0
+    num_added: int = 0
 
     def add(self, predicted: float, observed: float, *, memory: float) -> None:
         self.predicted = memory * self.predicted + predicted
         self.observed = memory * self.observed + observed
+        self.num_added += 1
 
 
 class PrefillSpeed:
@@ -45,7 +47,7 @@ class PrefillSpeed:
     def scale(self, worker_id: WorkerId) -> float:
         """What to multiply the regression with for this worker."""
         sums = self._workers.get(worker_id)
-        if sums is None or sums.observed < MIN_SECONDS or len(self._workers) == 1:
+        if sums is None or sums.num_added < MIN_FIRST_TOKENS or len(self._workers) == 1:
             return self.fleet_scale
         own = sums.observed / sums.predicted
         is_usual = self.fleet_scale / OUTLIER < own < self.fleet_scale * OUTLIER

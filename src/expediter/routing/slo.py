@@ -18,6 +18,10 @@ makes a busy fleet keep to its caches while an idle one spreads. `kappa` is 1 fo
 and larger when they come in bursts. rho and lambda are a worker's share of the last
 `WINDOW_SECONDS` of work and requests.
 
+Work that makes a copy of a hot prefix also saves those to come from waiting. How many they are
+shows in the queue: the toll is divided by one more than the requests that wait at a worker for the
+same match. And a second of work costs others `MAX_TOLL` seconds at most.
+
 What is cached is the index's word, and what earlier requests will have computed by then: prompts
 still queued at a worker count as cached there, found by a mark every `MARK_TOKENS` tokens.
 """
@@ -36,6 +40,7 @@ from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerVie
 
 WINDOW_SECONDS = 20.0
 MAX_UTILISATION = 0.95  # beyond it a queue has no steady state, and the toll no meaning
+MAX_TOLL = 2.0  # seconds that a second of work may cost others
 MARK_TOKENS = 256
 _MS = 1e-3
 EXPECTED_OUTPUT_TOKENS = 128.0
@@ -106,17 +111,20 @@ class PredictedCost:
         marks = keys[self._stride - 1 :: self._stride]
         matched = {w.worker_id: self._matched(w.worker_id, marks, view) for w in view.workers}
         toll = self._toll(now, num_workers=len(view.workers))
+        sharing = 1 + self._num_queued_with(marks, matched)
         costs: dict[WorkerId, float] = {}
         for worker in view.workers:
             held = matched[worker.worker_id]
-            own = self._cost.prefill_seconds(request.num_tokens - held, held)
-            costs[worker.worker_id] = self._total(worker, own=own, toll=toll, now=now)
+            own = self._own_seconds(request.num_tokens, held)
+            costs[worker.worker_id] = self._total(
+                worker, own=own, toll=toll, sharing=sharing, now=now
+            )
         least = min(costs.values())
         best = [w for w in view.workers if costs[w.worker_id] == least]
         worker_id = self._turns.waited_longest(best).worker_id
         self._turns.take(worker_id)
         held = matched[worker_id]
-        seconds = self._cost.prefill_seconds(request.num_tokens - held, held)
+        seconds = self._own_seconds(request.num_tokens, held)
         self._join(request.request_id, _Queued(worker_id, seconds, now, marks))
         return Choice(
             worker_id=worker_id,
@@ -144,7 +152,9 @@ class PredictedCost:
             case _:
                 pass
 
-    def _total(self, worker: WorkerView, *, own: float, toll: float, now: float) -> float:
+    def _total(
+        self, worker: WorkerView, *, own: float, toll: float, sharing: int, now: float
+    ) -> float:
         scale = self._speed.scale(worker.worker_id)
         queue = self._queues.get(worker.worker_id)
         num_queued = len(queue.requests) if queue is not None else 0
@@ -153,7 +163,11 @@ class PredictedCost:
         own *= scale
         decode = self._num_output * self._step_share * scale
         beside = self._decode_weight * num_running * (own + 2 * decode)
-        return wait + own + beside + toll * own * (wait + own / 2)
+        return wait + own + beside + own * min(MAX_TOLL, toll * (wait + own / 2)) / sharing
+
+    def _own_seconds(self, num_tokens: int, num_held: int) -> float:
+        """Its prefill; some of a prompt is computed even if all of it is cached."""
+        return self._cost.prefill_seconds(max(1, num_tokens - num_held), num_held)
 
     def _matched(self, worker_id: WorkerId, marks: list[BlockKey], view: ClusterView) -> int:
         """Tokens that the worker holds, or will have computed when the request's turn comes."""
@@ -162,6 +176,16 @@ class PredictedCost:
         if queue is None or not queue.marks:
             return held
         return max(held, num_held(marks, queue.marks) * self._stride * self._block_size)
+
+    def _num_queued_with(self, marks: list[BlockKey], matched: dict[WorkerId, int]) -> int:
+        """How many requests wait, at one worker, for what this one has matched there."""
+        most = 0
+        for worker_id, num_tokens in matched.items():
+            depth = num_tokens // (self._stride * self._block_size)
+            queue = self._queues.get(worker_id)
+            if depth and queue is not None:
+                most = max(most, queue.marks.get(marks[depth - 1], 0))
+        return most
 
     def _toll(self, now: float, *, num_workers: int) -> float:
         """What a second of work costs those to come, for each second of the queue it is in."""
