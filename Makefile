@@ -13,13 +13,14 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench lock clean
+.PHONY: help up test check format bench experiments lock clean
 
 help:
 	@echo 'make up      start a gateway and $(WORKERS) workers (WORKERS=n, ARGS="--port 9000 --model PATH")'
 	@echo 'make test    ruff, mypy and every test (TESTS="tests/kvcache" for some)'
 	@echo 'make check   ruff and mypy alone;  make format  rewrites the files'
 	@echo 'make bench   time to first token, cold and warm, in a conversation'
+	@echo 'make experiments  published results and policies, simulated; rewrites docs/results.md (NAMES="winners")'
 	@echo 'make lock    pin the newest versions that pyproject.toml allows'
 
 up: $(VENV)/.runtime
@@ -41,6 +42,11 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/conversation.py
+
+# Those that replay a recorded trace look for it under EXPEDITER_TRACES and leave it out without.
+NAMES ?=
+experiments: $(VENV)/.dev
+	$(BIN)/python -m experiments $(NAMES)
 
 # The environment is built anew only when a pin or pyproject.toml changes.
 $(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(BIN)/python

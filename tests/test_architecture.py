@@ -12,7 +12,11 @@ SOURCE = ROOT / "src" / "expediter"
 MODULES = sorted(SOURCE.rglob("*.py"))
 CODE = [
     *MODULES,
-    *(path for top in ("tests", "benchmarks", "examples") for path in (ROOT / top).rglob("*.py")),
+    *(
+        path
+        for top in ("tests", "benchmarks", "experiments", "examples")
+        for path in (ROOT / top).rglob("*.py")
+    ),
 ]
 
 MAX_FILE_LINES = 300
@@ -46,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "workload": set(),
     "results": set(),
     "bench": {"workload", "results"},
-    "planner": {"simulation", "scheduling", "routing", "workload"},
+    "planner": {"simulation", "scheduling", "routing", "workload", "results"},
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},
@@ -246,6 +250,15 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
 
 
 def _project_files() -> Iterator[Path]:
-    for name in ("src", "tests", "docs", "examples", "benchmarks", "requirements", ".ci"):
+    for name in (
+        "src",
+        "tests",
+        "docs",
+        "examples",
+        "benchmarks",
+        "experiments",
+        "requirements",
+        ".ci",
+    ):
         yield from (p for p in (ROOT / name).rglob("*") if p.is_file() and "cache" not in str(p))
     yield from (path for path in ROOT.iterdir() if path.is_file())

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from demo_traffic import Place, Setting, simulate
+from experiments.demo_traffic import Place, Setting, simulate
 
 STANDARD = Setting()
 EVEN = Setting(skew=0.0)

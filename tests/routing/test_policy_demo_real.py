@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from demo_traffic import (
+from experiments.demo_traffic import (
     MAX_HISTORY,
     NEW_TOKENS,
     SYSTEM_TOKENS,

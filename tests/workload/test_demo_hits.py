@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 
 import pytest
-from lru import LRU
+from experiments.lru import LRU
 
 from expediter.workload.arrivals import even
 from expediter.workload.demo import Demo

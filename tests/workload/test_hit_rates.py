@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lru import LRU
+from experiments.lru import LRU
 from promises import GENERATORS
 
 from expediter.workload.analysis import HitCurve, hit_curve, hit_rate
