@@ -50,6 +50,14 @@ def load_section(kind: type[Kind], path: Path | None, *, flags: Mapping[str, Any
     return section_from(kind, tree, source=str(path) if path is not None else "")
 
 
+def as_settings(overrides: Iterable[str]) -> dict[str, Any]:
+    """Each `key=value` as a file would have it; raises ConfigError for what is none."""
+    tree: dict[str, Any] = {}
+    for keys, text in map(_from_override, overrides):
+        _put(tree, keys, parse_value(text))
+    return tree
+
+
 def check(tree: Mapping[str, Any], *, source: str = "") -> Config:
     """The tree as a `Config`; raises ConfigError for a key or value that is not allowed."""
     return section_from(Config, tree, source=source)

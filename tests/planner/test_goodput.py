@@ -59,7 +59,7 @@ def test_a_sharp_limit_is_found_to_the_tolerance(limit: float, share: float) -> 
 
 def test_what_fails_at_every_rate_has_no_goodput() -> None:
     found = Search().goodput(lambda *_: [outcome(tpot=1.0)] * 100, TARGET)
-    assert found == Goodput(rate=0.0, failed_rate=found.failed_rate, attainment=None, num_trials=11)
+    assert found == Goodput(rate=0.0, failed_rate=found.failed_rate, attainment=None, num_trials=2)
 
 
 def test_what_never_fails_is_said() -> None:

@@ -5,7 +5,7 @@ from expediter.assemble.calibrate import run_calibration
 from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
-from expediter.assemble.planner import run_size_plan
+from expediter.assemble.planner import run_goodput_plan, run_search_plan, run_size_plan
 from expediter.assemble.policies import build_policy
 from expediter.assemble.sweep import run_sweep
 from expediter.assemble.worker import build_publisher, fetch_model, run_worker, with_model
@@ -19,6 +19,8 @@ __all__ = [
     "run_experiment",
     "run_fleet",
     "run_gateway",
+    "run_goodput_plan",
+    "run_search_plan",
     "run_size_plan",
     "run_sweep",
     "run_worker",

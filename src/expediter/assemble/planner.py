@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expediter.assemble.policies import build_policy
 from expediter.settings import load_section
 
 
@@ -14,3 +15,19 @@ def run_size_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
     from expediter.planner.settings import SizeConfig
 
     run_size(load_section(SizeConfig, path, flags=flags))
+
+
+def run_goodput_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
+    """Print the highest rate at which a deployment meets its service level."""
+    from expediter.planner.search_command import run_goodput
+    from expediter.planner.settings import GoodputConfig
+
+    run_goodput(load_section(GoodputConfig, path, flags=flags), build_policy=build_policy)
+
+
+def run_search_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
+    """Print the deployments that serve the most."""
+    from expediter.planner.search_command import run_search
+    from expediter.planner.settings import SearchConfig
+
+    run_search(load_section(SearchConfig, path, flags=flags), build_policy=build_policy)

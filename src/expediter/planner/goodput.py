@@ -19,6 +19,8 @@ Try = Callable[[float, int], Sequence[Outcome]]
 """What the requests of a sample get at a rate."""
 
 MAX_RATE = 1e6
+LOWEST = 64
+"""What fails at so small a part of the rate to start from fails with hardly any load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +100,12 @@ class Search:
                 if rate > MAX_RATE:
                     raise ConfigError(f"no rate up to {MAX_RATE:g}/s misses the service level")
             return rate, 2 * rate
-        while rate > start / 1024:
+        lowest = start / LOWEST
+        if not trials.passes(lowest):
+            return 0.0, lowest
+        while not trials.passes(rate / 2):
             rate /= 2
-            if trials.passes(rate):
-                return rate, 2 * rate
-        return 0.0, rate
+        return rate / 2, rate
 
 
 class _Trials:

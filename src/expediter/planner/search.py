@@ -14,9 +14,11 @@ miss the service level even for a request that is alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
+
+import msgspec
 
 from expediter.config import RoutingConfig
 from expediter.errors import ConfigError
@@ -36,6 +38,8 @@ from expediter.simulation.study import BuildPolicy
 OnTrial = Callable[[int, int], None]
 """Told how many trials are done, and of how many."""
 
+
+ROUGH_TOLERANCE = 0.1
 
 Key = TypeVar("Key")
 _Key = tuple[Instance, Stage | int]
@@ -91,20 +95,20 @@ class PlacementSearch:
     def _single(self) -> dict["_Key", Trial]:
         """Every instance alone, for each stage it can do in time, and for both with each budget."""
         trials: dict[_Key, Trial] = {}
-        for instance in self.instances:
-            can_prefill, can_decode = self._is_in_time(instance)
+        in_time = {instance: self._is_in_time(instance) for instance in self.instances}
+        if not all(map(any, zip(*in_time.values(), strict=True))):
+            raise ConfigError(self._too_slow())
+        for instance, (can_prefill, can_decode) in in_time.items():
             if can_prefill:
                 made = self._candidates.prefill(instance)
-                trials[instance, Stage.PREFILL] = self._trial(made, Stage.PREFILL)
+                trials[instance, Stage.PREFILL] = self._rough_trial(made, Stage.PREFILL)
             if can_decode:
                 made = self._candidates.decode(instance)
-                trials[instance, Stage.DECODE] = self._trial(made, Stage.DECODE)
+                trials[instance, Stage.DECODE] = self._rough_trial(made, Stage.DECODE)
             if can_prefill and can_decode:
                 for budget in self._config.budgets:
                     made = self._candidates.colocated(instance, budget=budget)
-                    trials[instance, budget] = self._trial(made, Stage.WHOLE)
-        if not trials:
-            raise ConfigError(self._too_slow())
+                    trials[instance, budget] = self._rough_trial(made, Stage.WHOLE)
         return trials
 
     def _finals(
@@ -112,8 +116,8 @@ class PlacementSearch:
     ) -> list[Found]:
         """The best candidates, each simulated whole, starting from what was predicted."""
         finalists = {
-            c: self._trial(c.deployment, Stage.WHOLE, start=c.predicted / 2)
-            for c in candidates[: self._config.finalists]
+            candidate: self._trial(candidate.deployment, Stage.WHOLE, start=candidate.predicted / 2)
+            for candidate in _best_of_each(candidates, self._config.finalists)
         }
         found = self._run(finalists, runner=runner, on_trial=on_trial)
         results = [Found(candidate=c, goodput=g) for c, g in found.items() if g.rate]
@@ -129,6 +133,12 @@ class PlacementSearch:
             if on_trial is not None:
                 on_trial(len(found), len(keys))
         return {key: found[key] for key in keys}
+
+    def _rough_trial(self, deployment: Deployment, stage: Stage) -> Trial:
+        """One sample and a coarse step: enough to know who is worth a closer look."""
+        trial = self._trial(deployment, stage)
+        traffic = msgspec.structs.replace(trial.traffic, samples=1, tolerance=ROUGH_TOLERANCE)
+        return replace(trial, traffic=traffic)
 
     def _trial(self, deployment: Deployment, stage: Stage, *, start: float = 1.0) -> Trial:
         return Trial(
@@ -169,6 +179,14 @@ class PlacementSearch:
             f"takes {milliseconds(prefill)} of a ttft of {milliseconds(self._config.ttft)}, the "
             f"fastest step {milliseconds(step)} of a tpot of {milliseconds(self._config.tpot)}"
         )
+
+
+def _best_of_each(candidates: Sequence[Candidate], num: int) -> list[Candidate]:
+    """The best `num`, half of them colocated and half split where there are so many of both."""
+    split = [each for each in candidates if each.deployment.decode is not None]
+    whole = [each for each in candidates if each.deployment.decode is None]
+    num_split = min(len(split), max(num // 2, num - len(whole)))
+    return whole[: num - num_split] + split[:num_split]
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from expediter.config import RoutingConfig
 from expediter.planner import deployment as serving
 from expediter.planner.deployment import Deployment, Outcome
-from expediter.planner.goodput import Goodput, Search, Target
+from expediter.planner.goodput import Goodput, Search, Target, attainment
 from expediter.planner.settings import TrafficConfig
 from expediter.routing.policy import RoutingPolicy
 from expediter.simulation.study import BuildPolicy
@@ -25,10 +25,10 @@ from expediter.workload.catalog import DEFAULT_WORKLOAD, named_workload, read_tr
 from expediter.workload.streams import faster, open_loop
 from expediter.workload.turn import Turn
 
-NUM_STAYS = 4
+NUM_STAYS = 3
 """How many times as long as a request stays requests must arrive."""
 
-MAX_LONGER = 32
+MAX_LONGER = 16
 """How many times as many requests as asked for may be tried for that."""
 
 MAX_STAY = 1e6  # seconds, for those that never end
@@ -80,16 +80,18 @@ def run_trial(trial: Trial) -> Goodput:
 def _attempt(trial: Trial, rate: float, sample: int) -> Sequence[Outcome]:
     """The outcomes of a sample that is long enough for the rate.
 
-    A few hundred requests at once are no rate: arrivals must go on for some times as long as a
-    request stays, else the sample is doubled.
+    A few hundred requests at once are no rate: to pass, arrivals must go on for some times as long
+    as a request stays, else the sample is doubled.
     """
     num = trial.traffic.requests
+    target = target_of(trial.traffic)
     while True:
         turns = list(faster(rate, requests(trial.traffic, sample, num)))
         found = _outcomes(trial, turns, seed=sample)
         stay = mean(min(outcome.e2e, MAX_STAY) for outcome in found)
         has_more = len(turns) == num < MAX_LONGER * trial.traffic.requests
-        if turns[-1].arrival_time >= NUM_STAYS * stay or not has_more:
+        is_long = turns[-1].arrival_time >= NUM_STAYS * stay
+        if is_long or not has_more or attainment(found, target).lowest < target.share:
             return found
         num *= 2
 
@@ -125,6 +127,11 @@ def requests(traffic: TrafficConfig, sample: int, num: int) -> Sequence[Turn]:
     span = timed[-1].arrival_time - start or 1.0
     scale = (len(timed) - 1) / span
     return [replace(turn, arrival_time=(turn.arrival_time - start) * scale) for turn in timed]
+
+
+def target_of(traffic: TrafficConfig) -> Target:
+    """The service level."""
+    return Target(ttft=traffic.ttft, tpot=traffic.tpot, share=traffic.share)
 
 
 def traffic_of(config: TrafficConfig) -> TrafficConfig:
