@@ -52,7 +52,11 @@ def test_config_check_prints_the_whole_configuration(tmp_path: Path) -> None:
             ("--log-level", "loud", "version"),
             "error: --log-level loud: use debug, info, warning or error",
         ),
-        (("serve",), "error: no workers: name them with --worker URL or in [[gateway.workers]]"),
+        (
+            ("serve",),
+            "error: no workers: name them with --worker URL or in [[gateway.workers]], "
+            "or say in [gateway.discovery] where to find them",
+        ),
     ],
 )
 def test_what_the_operator_has_to_fix_is_one_line_and_status_2(

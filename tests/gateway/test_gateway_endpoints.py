@@ -110,7 +110,7 @@ async def test_metrics_tell_what_happened() -> None:
             'expediter_worker_requests_total{worker="w"} 3.0',
             'expediter_worker_predicted_cached_tokens_total{worker="w"} 192.0',
             'expediter_worker_actual_cached_tokens_total{worker="w"} 96.0',
-            'expediter_time_to_first_token_seconds_count{worker="w"} 3.0',
+            'expediter_time_to_first_token_seconds_count{class="none",model="none",worker="w"} 3.0',
             'expediter_index_blocks{source="assumed",worker="w"} 6.0',
             "expediter_retries_total 0.0",
         ):

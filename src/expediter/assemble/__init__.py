@@ -5,6 +5,7 @@ from expediter.assemble.calibrate import run_calibration
 from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
+from expediter.assemble.keys import new_key
 from expediter.assemble.planner import run_goodput_plan, run_search_plan, run_size_plan
 from expediter.assemble.policies import build_policy
 from expediter.assemble.sweep import run_sweep
@@ -14,6 +15,7 @@ __all__ = [
     "build_policy",
     "build_publisher",
     "fetch_model",
+    "new_key",
     "run_bench",
     "run_calibration",
     "run_experiment",

@@ -1,51 +1,134 @@
-"""A gateway from its settings, until a signal."""
+"""A gateway from its settings, until a signal: one process, or one of several."""
 
 import asyncio
 import gc
+import logging
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
 from expediter.assemble.policies import build_policy
-from expediter.config import GatewayConfig
-from expediter.errors import ConfigError
+from expediter.config import AdminConfig, GatewayConfig, RoutingConfig
+from expediter.errors import ConfigError, GatewayFailed
+from expediter.gateway.admin import AdminServer, create_admin_app
 from expediter.gateway.gateway import Gateway
+from expediter.gateway.processes import Share, serve_processes
+from expediter.routing.policy import RoutingPolicy
 from expediter.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 20_000  # new containers in a gateway before it looks for cycles; Python's is 700
 FREED_BLOCK_BYTES = 16 * 1024 * 1024
 
+ReadConfig = Callable[[], GatewayConfig]
 
-def run_gateway(config: GatewayConfig) -> None:
-    """Serve the gateway until SIGINT or SIGTERM."""
+
+def run_gateway(read: ReadConfig, *, command: list[str], share: str | None = None) -> None:
+    """Serve the gateway until SIGINT or SIGTERM.
+
+    `read` gives its settings, again on SIGHUP. `command` runs another process like this one, and
+    `share` is what this one has of a gateway of several.
+    """
+    config = read()
     if not config.workers and config.discovery is None:
         raise ConfigError(
             "no workers: name them with --worker URL or in [[gateway.workers]], "
             "or say in [gateway.discovery] where to find them"
         )
-    tokenizer = load_tokenizer(Path(config.tokenizer)) if config.tokenizer else None
-    policy = build_policy(config.routing, clock=time.monotonic, rng=random.Random())
-    uvloop.run(_serve_gateway(Gateway(config, policy=policy, tokenizer=tokenizer), config))
+    if config.processes > 1 and share is None:
+        uvloop.run(serve_processes(read, command=command))
+    else:
+        mine = Share.parse(share) if share is not None else None
+        uvloop.run(_Serving(read, config, mine).run())
 
 
-async def _serve_gateway(gateway: Gateway, config: GatewayConfig) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+class _Serving:
+    """One gateway, its admin port, and the signals that reach them."""
+
+    def __init__(self, read: ReadConfig, config: GatewayConfig, share: Share | None) -> None:
+        self._read = read
+        self._config = config
+        self._share = share
+        tokenizer = load_tokenizer(Path(config.tokenizer)) if config.tokenizer else None
+        self._gateway = Gateway(
+            config,
+            policy=_policy(config.routing),
+            tokenizer=tokenizer,
+            build_policy=_policy,
+            work=share.work(time.monotonic) if share is not None else None,
+        )
+        self._admin: AdminServer | None = None
+
+    async def run(self) -> None:
+        """Serve until a signal; raises GatewayFailed if the workers are no longer watched."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._gateway.reopen_logs)
+        try:
+            await self._start()
+            _settle_memory()
+            await _until(stop, self._gateway)
+        finally:
+            if self._admin is not None:
+                await self._admin.stop()
+            await self._gateway.stop()
+
+    async def _start(self) -> None:
+        config, share = self._config, self._share
+        app = create_admin_app(self._gateway, token=None if share else config.admin.token)
+        admin = None
+        if share is not None or config.admin.enabled:
+            settings = AdminConfig() if share is not None else config.admin
+            admin = AdminServer(app, settings, gateway_port=config.port)
+        try:
+            await self._gateway.start()
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
+        if admin is not None:
+            await admin.start(share.admin_socket() if share is not None else None)
+        self._admin = admin
+
+    def _reload(self) -> None:
+        """SIGHUP: the settings as the file has them now, or as before if it cannot be used."""
+        self._gateway.reopen_logs()
+        try:
+            kept = self._gateway.reconfigure(self._read())
+        except ConfigError as error:
+            logger.error("the settings stay as they were: %s", error)
+            return
+        logger.info("the settings were read again")
+        if kept:
+            logger.warning("these need a restart to change: %s", ", ".join(kept))
+
+
+async def _until(stop: asyncio.Event, gateway: Gateway) -> None:
+    """Returns at the signal; raises GatewayFailed if the background work ends before."""
+    stopped = asyncio.create_task(stop.wait())
+    failed = asyncio.create_task(gateway.run())
     try:
-        await gateway.start()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}") from None
-    _settle_memory()
-    try:
-        await stop.wait()
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            error = failed.exception()
+            if isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise GatewayFailed(f"the gateway's background work failed: {error!r}") from error
     finally:
-        await gateway.stop()
+        stopped.cancel()
+        failed.cancel()
+        await asyncio.gather(stopped, failed, return_exceptions=True)
+
+
+def _policy(routing: RoutingConfig) -> RoutingPolicy:
+    return build_policy(routing, clock=time.monotonic, rng=random.Random())
 
 
 def _settle_memory() -> None:

@@ -1,5 +1,6 @@
 """Options that several commands share, and the config they give."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,3 +30,9 @@ def load(file: Path | None, settings: list[str] | None, flags: dict[str, Any]) -
 def absolute(path: str | None) -> str | None:
     """`path` as the processes of the fleet can use it, wherever they run."""
     return str(Path(path).expanduser().absolute()) if path else path
+
+
+def this_command() -> list[str]:
+    """What starts another process like this one, which ends when this one does."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--with-parent"]
+    return [sys.executable, "-m", "expediter", "--with-parent", *arguments]

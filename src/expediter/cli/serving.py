@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from expediter import assemble
-from expediter.cli.options import File, Model, Port, Set, absolute, load
+from expediter.cli.options import File, Model, Port, Set, absolute, load, this_command
 from expediter.config import environment
 
 app = typer.Typer()
@@ -60,7 +60,11 @@ def serve(
         str | None, typer.Option(help="The workers' model folder or GGUF.")
     ] = None,
     port: Port = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Gateway processes that share the port.")
+    ] = None,
     settings: Set = None,
+    share: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the gateway in front of workers that run already."""
     flags = {
@@ -68,8 +72,11 @@ def serve(
         "gateway.routing.policy": policy,
         "gateway.tokenizer": absolute(tokenizer),
         "gateway.port": port,
+        "gateway.processes": processes,
     }
-    assemble.run_gateway(load(config, settings, flags).gateway)
+    assemble.run_gateway(
+        lambda: load(config, settings, flags).gateway, command=this_command(), share=share
+    )
 
 
 @app.command()

@@ -1,14 +1,25 @@
 """What happens to one request: answered here, or read for routing and sent to a worker."""
 
+import logging
 import uuid
 from dataclasses import replace
 
-from expediter.cluster.client import ForwardedRequest, Header, Usage
+from expediter.clock import Clock
+from expediter.cluster.client import ForwardedRequest
+from expediter.cluster.decisions import Decision
 from expediter.cluster.dispatcher import Dispatcher
-from expediter.errors import ClusterError, RequestError, WorkerRefused, WorkerUnavailable
+from expediter.errors import (
+    ClusterError,
+    RequestError,
+    WorkerDeclined,
+    WorkerRefused,
+    WorkerUnavailable,
+)
+from expediter.gateway.access_log import AccessLog
 from expediter.gateway.endpoints import Endpoints
-from expediter.gateway.headers import hop_by_hop
+from expediter.gateway.forwarded import forwarded_headers
 from expediter.gateway.limits import Lease
+from expediter.gateway.observations import Observations
 from expediter.gateway.openai import read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
@@ -16,42 +27,45 @@ from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 from expediter.gateway.session import session_of
 from expediter.gateway.sink import ClientSink
+from expediter.gateway.story import Story
+from expediter.gateway.talkative import TalkativeSink, take_down
 from expediter.gateway.tenants import Tenancy, refusal_reply
 from expediter.gateway.transfer import require_no_transfer
 from expediter.routing.prompt import BYTES_PER_TOKEN
 from expediter.routing.view import RoutedRequest
 
+logger = logging.getLogger(__name__)
+
+NOT_EXECUTED = (WorkerUnavailable, WorkerRefused, WorkerDeclined)
 FORWARDED_PATHS = frozenset({b"/tokenize", b"/detokenize"})
 MAX_REQUEST_ID_BYTES = 256
-_REPLACED_HEADERS = frozenset(
-    {
-        b"content-length",
-        b"expect",
-        b"host",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-proto",
-        b"x-request-id",
-    }
-)
+SLO_CLASS = b"x-slo-class"
+MAX_CLASS_BYTES = 64
 
 
 class RequestHandler:
-    """Called with each request; returns when its answer is written."""
+    """Called with each request; returns when its answer is written.
+
+    `tenancy` and `access_log` may be replaced while it runs.
+    """
+
+    tenancy: Tenancy | None = None
+    access_log: AccessLog | None = None
 
     def __init__(
         self,
         *,
         endpoints: Endpoints,
         dispatcher: Dispatcher,
-        prompts: PromptReader | None,
-        tenancy: Tenancy | None = None,
+        prompts: PromptReader,
+        observations: Observations,
+        clock: Clock,
     ) -> None:
-        """`prompts` is None where placement does not look at them."""
-        self._tenancy = tenancy
         self._endpoints = endpoints
         self._dispatcher = dispatcher
         self._prompts = prompts
+        self._observations = observations
+        self._clock = clock
         self._id_prefix = uuid.uuid4().hex[:20].encode()
         self._num_named = 0
 
@@ -59,63 +73,96 @@ class RequestHandler:
         """Serve one request; a cancelled call has given up at the worker too."""
         path = request.path
         reply = self._endpoints.reply(request)
+        if reply is None:
+            if path.startswith(b"/v1/") or path in FORWARDED_PATHS:
+                await self._serve(request, connection)
+                return
+            reply = error_reply(404, "there is nothing at this path")
+        elif self.tenancy is not None and path.startswith(b"/v1/"):
+            try:
+                self.tenancy.check(request)
+            except RequestError as error:
+                self._observations.refusals[error.kind] += 1
+                reply = refusal_reply(error)
+        _write(reply, request, connection)
+
+    async def _serve(self, request: HttpRequest, connection: ClientConnection) -> None:
+        """Forward it, and take down how it went."""
+        story = Story(
+            request=request,
+            client=connection.peer,
+            arrived_at=self._clock(),
+            request_id=self._request_id(request),
+        )
         try:
-            if reply is not None:
-                if self._tenancy is not None and path.startswith(b"/v1/"):
-                    self._tenancy.check(request)
-                _write(reply, request, connection)
-            elif path.startswith(b"/v1/") or path in FORWARDED_PATHS:
-                if self._tenancy is None:
-                    await self._forward(request, connection)
-                else:
-                    with self._tenancy.admit(request) as lease:
-                        await self._forward(request, connection, lease)
+            if self.tenancy is None:
+                await self._forward(story, connection)
             else:
-                _write(error_reply(404, "there is nothing at this path"), request, connection)
+                with self.tenancy.admit(request) as lease:
+                    story.tenant_id = lease.tenant_id
+                    await self._forward(story, connection, lease)
         except RequestError as error:
-            _write(refusal_reply(error), request, connection)
+            story.status, story.error = error.status, error.kind
+            self._observations.refusals[error.kind] += 1
+            _write(_named(refusal_reply(error), story), request, connection)
+        finally:
+            story.ended_at = self._clock()
+            self._observations.add(story)
+            if self.access_log is not None:
+                self.access_log.add(story)
 
     async def _forward(
-        self, request: HttpRequest, connection: ClientConnection, lease: Lease | None = None
+        self, story: Story, connection: ClientConnection, lease: Lease | None = None
     ) -> None:
         """Send it to a worker; raises RequestError before anything is sent."""
-        request_id = self._request_id(request)
-        routed = await self._routed(request, request_id.decode("latin-1"))
+        request = story.request
+        story.slo_class = _slo_class(request) or story.tenant_id
+        routed = story.routed = await self._routed(request, story.request_id.decode("latin-1"))
         if lease is not None:
             lease.reserve(routed.num_tokens, routed.max_output_tokens)
         forwarded = ForwardedRequest(
             method=request.method,
             target=request.target,
-            headers=_forwarded_headers(request, connection.peer, request_id),
+            headers=forwarded_headers(request, connection, story.request_id),
             body=request.body,
         )
-        sink = ClientSink(connection, request, request_id=request_id)
+        sink = self._sink(story, connection)
+        story.sent_at = self._clock()
         try:
             await self._dispatcher.dispatch(routed, forwarded, sink)
         except ClusterError as error:
+            story.error = error.kind
             if sink.has_started:
                 sink.fail(error)
                 return
-            if lease is not None and isinstance(error, WorkerUnavailable | WorkerRefused):
+            if lease is not None and isinstance(error, NOT_EXECUTED):
                 lease.settle(0)
-            reply = failure_reply(error)
-            headers = (*reply.headers, (b"x-request-id", request_id))
-            _write(replace(reply, headers=headers), request, connection)
+            story.status = error.status
+            _write(_named(failure_reply(error), story), request, connection)
             return
+        finally:
+            take_down(story, sink)
         if lease is not None:
-            lease.settle(_num_tokens(sink.usage()))
+            lease.settle(_num_tokens(sink.decision))
+
+    def _sink(self, story: Story, connection: ClientConnection) -> ClientSink:
+        """The plain one, unless somebody wants to know more."""
+        request, request_id = story.request, story.request_id
+        if self.access_log is None and not logger.isEnabledFor(logging.DEBUG):
+            return ClientSink(connection, request, request_id=request_id)
+        return TalkativeSink(connection, request, request_id=request_id)
 
     async def _routed(self, request: HttpRequest, request_id: str) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
         fields = read_fields(request.body) if request.body else None
         if request.body:
             require_no_transfer(request.body, fields)
-            if fields is None and self._tenancy is not None:
+            if fields is None and self.tenancy is not None:
                 raise RequestError("the body is not JSON whose fields have the right types")
         if fields is None:
             return RoutedRequest(request_id=request_id)
         prompt = None
-        if self._prompts is not None:
+        if self._dispatcher.uses_prefixes:
             lora_name = self._dispatcher.adapter(fields.model)
             prompt = await self._prompts.read(request.path, fields, lora_name=lora_name)
         return RoutedRequest(
@@ -142,31 +189,19 @@ def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> 
     )
 
 
-def _forwarded_headers(request: HttpRequest, peer: bytes, request_id: bytes) -> list[Header]:
-    """The client's end-to-end headers, and who it is."""
-    headers, came_through, host, proto = [], [], None, b"http"
-    dropped = hop_by_hop(request.headers)
-    for header in request.headers:
-        name, value = header
-        if name in dropped:
-            continue
-        if name not in _REPLACED_HEADERS:
-            headers.append(header)
-        elif name == b"x-forwarded-for":
-            came_through.append(value)
-        elif name == b"x-forwarded-proto":
-            proto = value
-        elif name == b"x-forwarded-host" or (name == b"host" and host is None):
-            host = value
-    headers += [
-        (b"x-request-id", request_id),
-        (b"x-forwarded-for", b", ".join([*came_through, peer])),
-        (b"x-forwarded-proto", proto),
-    ]
-    if host:
-        headers.append((b"x-forwarded-host", host))
-    return headers
+def _named(reply: Reply, story: Story) -> Reply:
+    """The answer with its request's name, so that logs can be asked about it."""
+    return replace(reply, headers=(*reply.headers, (b"x-request-id", story.request_id)))
 
 
-def _num_tokens(usage: Usage | None) -> int | None:
-    return None if usage is None else usage.prompt_tokens + (usage.output_tokens or 0)
+def _slo_class(request: HttpRequest) -> str | None:
+    """The class that the client puts the request in, for metrics."""
+    given = request.header(SLO_CLASS)
+    return given[:MAX_CLASS_BYTES].decode("latin-1") if given else None
+
+
+def _num_tokens(decision: Decision | None) -> int | None:
+    """What the answer says it used, all in all; None if it does not say."""
+    if decision is None or decision.prompt_tokens is None:
+        return None
+    return decision.prompt_tokens + (decision.output_tokens or 0)

@@ -11,11 +11,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from expediter.cluster.decisions import TTFT_BUCKETS, DecisionLog, Histogram
-from expediter.cluster.dispatcher import Dispatcher
-from expediter.cluster.membership import Membership, WorkerStatus
+from expediter.cluster.breaker import BreakerState
+from expediter.cluster.decisions import DecisionLog
+from expediter.cluster.membership import WorkerStatus
+from expediter.gateway.observations import Histogram
 from expediter.gateway.replies import Reply
-from expediter.routing.prefix_index import PrefixIndex
+from expediter.gateway.reports import Reports
 
 _TALLIES = {
     "requests": "Requests sent to the worker, tries included",
@@ -24,25 +25,32 @@ _TALLIES = {
     "predicted_cached_tokens": "Prompt tokens the router took to be cached, of the same requests",
     "actual_cached_tokens": "Prompt tokens that were cached, as the worker says",
 }
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("ttft", "From a request's arrival to its answer's first byte"),
+    "time_per_output_token_seconds": ("token", "Of an answer that told its usage, after the first"),
+    "request_seconds": ("total", "From a request's arrival to its answer's last byte"),
+    "queueing_seconds": ("queueing", "From a request's arrival until it is ready to be placed"),
+    "routing_seconds": ("routing", "What it took to choose a worker"),
+}
+_SERIES = ["model", "worker", "class"]
+_BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 class GatewayMetrics:
     """Renders the state of a gateway's parts."""
 
-    def __init__(
-        self, *, membership: Membership, dispatcher: Dispatcher, index: PrefixIndex
-    ) -> None:
-        self._membership = membership
-        self._dispatcher = dispatcher
-        self._index = index
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def page(self) -> bytes:
+        """A scrape."""
+        return generate_latest(self._registry)
+
     def reply(self) -> Reply:
         """The answer to a scrape."""
-        return Reply(
-            body=generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST.encode()
-        )
+        return Reply(body=self.page(), content_type=CONTENT_TYPE_LATEST.encode())
 
     def describe(self) -> list[Metric]:
         """Nothing before the first scrape."""
@@ -50,42 +58,62 @@ class GatewayMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Everything, read now."""
-        log = self._dispatcher.log
+        log = self._reports.dispatcher.log
         yield from _decision_metrics(log)
-        yield from self._worker_metrics(log)
+        yield from self._request_metrics()
+        yield from self._worker_metrics()
+        yield from _tally_metrics(log)
         yield from self._cache_metrics()
 
-    def _worker_metrics(self, log: DecisionLog) -> Iterator[Metric]:
-        up = GaugeMetricFamily("expediter_worker_up", "1 if it may get requests", labels=["worker"])
-        busy = GaugeMetricFamily(
-            "expediter_requests_in_flight", "Requests at the worker", labels=["worker"]
+    def _request_metrics(self) -> Iterator[Metric]:
+        observations = self._reports.observations
+        requests = CounterMetricFamily(
+            "expediter_requests",
+            "Requests that were placed and have ended",
+            labels=[*_SERIES, "status"],
         )
-        load = GaugeMetricFamily(
-            "expediter_outstanding_tokens",
-            "Work at the worker, in tokens of prefill",
-            labels=["worker"],
+        families = {
+            attribute: HistogramMetricFamily(f"expediter_{name}", text, labels=_SERIES)
+            for name, (attribute, text) in _HISTOGRAMS.items()
+        }
+        for labels, series in observations.series(self._reports.membership.members):
+            values = [labels.model, labels.worker, labels.slo_class]
+            for status, count in series.statuses.items():
+                requests.add_metric([*values, str(status)], count)
+            for attribute, family in families.items():
+                histogram: Histogram = getattr(series, attribute)
+                family.add_metric(values, _buckets(histogram), histogram.total)
+        yield requests
+        yield from families.values()
+        refusals = CounterMetricFamily(
+            "expediter_rejections", "Requests refused before they were placed", labels=["kind"]
         )
-        for worker_id, member in self._membership.members.items():
-            up.add_metric([worker_id], float(member.status is WorkerStatus.UP))
-            busy.add_metric([worker_id], self._dispatcher.work.num_requests(worker_id))
-            load.add_metric([worker_id], self._dispatcher.work.tokens(worker_id))
-        yield from (up, busy, load)
-        for name, text in _TALLIES.items():
-            attribute = name if "tokens" in name else f"num_{name}"
-            counter = CounterMetricFamily(f"expediter_worker_{name}", text, labels=["worker"])
-            for worker_id, tally in log.workers.items():
-                counter.add_metric([worker_id], getattr(tally, attribute))
-            yield counter
-        ttft = HistogramMetricFamily(
-            "expediter_time_to_first_token_seconds",
-            "From placement to the first byte of a successful answer",
-            labels=["worker"],
+        for kind, count in observations.refusals.items():
+            refusals.add_metric([kind], count)
+        yield refusals
+
+    def _worker_metrics(self) -> Iterator[Metric]:
+        work = self._reports.work
+        up = _gauge("expediter_worker_up", "1 if it may get requests")
+        draining = _gauge("expediter_worker_draining", "1 if it finishes what it has")
+        breaker = _gauge("expediter_worker_breaker", "0 is closed, 1 half-open, 2 open")
+        busy = _gauge("expediter_requests_in_flight", "Requests at the worker")
+        load = _gauge("expediter_outstanding_tokens", "Work at the worker, in tokens of prefill")
+        opened = CounterMetricFamily(
+            "expediter_worker_breaker_opened", "Times the breaker has opened", labels=["worker"]
         )
-        for worker_id, tally in log.workers.items():
-            ttft.add_metric([worker_id], _buckets(tally.ttft), tally.ttft.total)
-        yield ttft
+        for worker_id, member in self._reports.membership.members.items():
+            label = [worker_id]
+            up.add_metric(label, float(member.status is WorkerStatus.UP))
+            draining.add_metric(label, float(member.is_draining))
+            breaker.add_metric(label, _BREAKER[member.breaker.state])
+            opened.add_metric(label, member.breaker.num_opened)
+            busy.add_metric(label, work.num_requests(worker_id))
+            load.add_metric(label, work.tokens(worker_id))
+        yield from (up, draining, breaker, opened, busy, load)
 
     def _cache_metrics(self) -> Iterator[Metric]:
+        reports = self._reports
         blocks = GaugeMetricFamily(
             "expediter_index_blocks",
             "Blocks the index holds, told by events or assumed from placements",
@@ -94,9 +122,10 @@ class GatewayMetrics:
         lost = CounterMetricFamily(
             "expediter_kv_events_lost", "Times a worker's view was relearnt", labels=["worker"]
         )
-        for worker_id, member in self._membership.members.items():
-            blocks.add_metric([worker_id, "events"], self._index.num_blocks(worker_id))
-            blocks.add_metric([worker_id, "assumed"], self._index.num_assumed_blocks(worker_id))
+        for worker_id, member in reports.membership.members.items():
+            blocks.add_metric([worker_id, "events"], reports.index.num_blocks(worker_id))
+            assumed = reports.index.num_assumed_blocks(worker_id)
+            blocks.add_metric([worker_id, "assumed"], assumed)
             lost.add_metric([worker_id], sum(s.num_lost for s in member.subscribers.values()))
         yield from (blocks, lost)
 
@@ -116,11 +145,25 @@ def _decision_metrics(log: DecisionLog) -> Iterator[Metric]:
     yield unplaced
 
 
+def _tally_metrics(log: DecisionLog) -> Iterator[Metric]:
+    for name, text in _TALLIES.items():
+        attribute = name if "tokens" in name else f"num_{name}"
+        counter = CounterMetricFamily(f"expediter_worker_{name}", text, labels=["worker"])
+        for worker_id, tally in log.workers.items():
+            counter.add_metric([worker_id], getattr(tally, attribute))
+        yield counter
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["worker"])
+
+
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Cumulative counts by upper bound, as Prometheus wants them."""
     total = 0
     buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*map(str, TTFT_BUCKETS), "+Inf"), histogram.counts, strict=True):
+    bounds = (*map(str, histogram.bounds), "+Inf")
+    for bound, count in zip(bounds, histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
     return buckets

@@ -1,0 +1,274 @@
+"""The admin port: what the operator sees and does, apart from what clients reach.
+
+Without a token it listens on loopback only, and then everybody on this machine may use it, except
+web pages in a browser there: a page of another origin, or one whose name was pointed at loopback,
+is refused. With a token every request has to bring it.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+import uvicorn
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from expediter.config import AdminConfig
+from expediter.errors import ConfigError, RequestError
+from expediter.gateway.gateway import Gateway
+from expediter.gateway.operator import GatewayOperator, Operator
+from expediter.gateway.replies import error_body
+from expediter.gateway.reports import DEFAULT_DECISIONS, MAX_DECISIONS
+
+logger = logging.getLogger(__name__)
+
+PORT_DISTANCE = 1000
+MAX_BODY_BYTES = 1024 * 1024
+GRACE_SECONDS = 1
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+def create_admin_app(
+    operated: Gateway | Operator, *, token: str | None = None, routes: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """The admin port's application; `routes` are more pages of it, behind the same door."""
+    operator = GatewayOperator(operated) if isinstance(operated, Gateway) else operated
+    paths = _Paths(operator)
+    return Starlette(
+        routes=[
+            Route("/health", paths.health),
+            Route("/ready", paths.ready),
+            Route("/metrics", paths.metrics),
+            Route("/stats", paths.stats),
+            Route("/config", paths.config),
+            Route("/decisions", paths.decisions),
+            Route("/workers", paths.workers, methods=["GET"]),
+            Route("/workers", paths.add_worker, methods=["POST"]),
+            Route("/workers/{worker_id:path}/drain", paths.drain, methods=["POST"]),
+            Route("/workers/{worker_id:path}/undrain", paths.undrain, methods=["POST"]),
+            Route("/workers/{worker_id:path}", paths.remove_worker, methods=["DELETE"]),
+            Route("/policy", paths.use_policy, methods=["POST"]),
+            *routes,
+        ],
+        middleware=[Middleware(_Door, token=token)],
+        exception_handlers={RequestError: _on_refusal, HTTPException: _on_http_error},
+    )
+
+
+class _Paths:
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    async def health(self, _: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def ready(self, _: Request) -> Response:
+        readiness = await self._operator.readiness()
+        return _json(readiness, status=200 if readiness["ready"] else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(await self._operator.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    async def stats(self, _: Request) -> Response:
+        return _json(await self._operator.stats())
+
+    async def config(self, _: Request) -> Response:
+        return _json(await self._operator.config())
+
+    async def decisions(self, request: Request) -> Response:
+        limit = request.query_params.get("limit", str(DEFAULT_DECISIONS))
+        if not limit.isdecimal():
+            raise RequestError("limit must be a number", param="limit")
+        return _json(await self._operator.decisions(min(int(limit), MAX_DECISIONS)))
+
+    async def workers(self, _: Request) -> Response:
+        return _json(await self._operator.workers())
+
+    async def add_worker(self, request: Request) -> Response:
+        return _json(await self._operator.add_worker(await _body(request)), status=201)
+
+    async def remove_worker(self, request: Request) -> Response:
+        removed = await self._operator.remove_worker(request.path_params["worker_id"])
+        return _json(removed, status=202)
+
+    async def drain(self, request: Request) -> Response:
+        worker_id = request.path_params["worker_id"]
+        return _json(await self._operator.drain(worker_id, drains=True))
+
+    async def undrain(self, request: Request) -> Response:
+        worker_id = request.path_params["worker_id"]
+        return _json(await self._operator.drain(worker_id, drains=False))
+
+    async def use_policy(self, request: Request) -> Response:
+        return _json(await self._operator.use_policy(await _body(request)))
+
+
+class _Door:
+    """Lets in who has the token; without one, whoever is not a web page from elsewhere."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        self._app = app
+        self._token = token.encode() if token is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 or 403, or pass the request on."""
+        if scope["type"] == "http":
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            refusal = self._refusal(headers, scope["method"])
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: dict[bytes, bytes], method: str) -> Response | None:
+        if self._token is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            matches = hmac.compare_digest(given.strip(), self._token)
+            if matches and scheme.lower() == b"bearer":
+                return None
+            response = _error(401, "the admin token is needed: Authorization: Bearer TOKEN")
+            response.headers["www-authenticate"] = "Bearer"
+            return response
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            return _error(403, "without a token, call this port by a loopback address")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and method not in _SAFE_METHODS and urlsplit(origin).netloc != host:
+            return _error(403, "pages of other origins may change nothing here")
+        return None
+
+
+class AdminServer:
+    """Serves the application from `start` to `stop`, on the running event loop."""
+
+    def __init__(self, app: Starlette, config: AdminConfig, *, gateway_port: int) -> None:
+        """Raises ConfigError if everybody could come in."""
+        if config.token is None and not is_loopback(config.host):
+            raise ConfigError(
+                f"gateway.admin: {config.host} can be reached from elsewhere, so a token is "
+                "needed; without one, host must be a loopback address"
+            )
+        self._app = app
+        self._config = config
+        self._gateway_port = gateway_port
+        self._task: asyncio.Task[None] | None = None
+        self._server: _Server | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started."""
+        assert self._socket is not None
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def start(self, listener: socket.socket | None = None) -> None:
+        """Listen, or take what listens already.
+
+        Raises ConfigError if the address that was asked for is taken.
+        """
+        self._socket = listener or self._listen()
+        if listener is None:
+            logger.info("the admin port is http://%s:%d", self._config.host, self.port)
+        self._server = _Server(
+            uvicorn.Config(
+                self._app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.WARNING,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self) -> None:
+        """Close; answers under way get a moment."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+        if self._socket is not None:
+            self._socket.close()
+
+    def _listen(self) -> socket.socket:
+        config = self._config
+        if config.port is not None:
+            try:
+                return _bound(config.host, config.port)
+            except OSError as error:
+                reason = error.strerror or error
+                raise ConfigError(
+                    f"gateway.admin: cannot listen on {config.host}:{config.port}: {reason}"
+                ) from None
+        port = self._gateway_port + PORT_DISTANCE
+        try:
+            return _bound(config.host, port if port <= 65535 else 0)
+        except OSError:
+            return _bound(config.host, 0)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+async def _body(request: Request) -> bytes:
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise HTTPException(413, "the body is too long")
+    return bytes(data)
+
+
+def _json(value: object, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(status: int, message: str, *, kind: str = "invalid_request_error") -> Response:
+    body = error_body(message, kind=kind, code=status)
+    return Response(body, status, media_type="application/json")
+
+
+async def _on_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error(error.status, str(error), kind=error.kind)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, error.detail)
