@@ -19,6 +19,7 @@
     |       +-- LeaseExpired     its blocks may be something else's by now
     |       +-- LayoutMismatch   its KV means something else
     +-- EngineFailed             the model threw on a valid request     500
+    +-- GatewayFailed            a gateway cannot go on serving
     +-- ModelLoadError           a checkpoint cannot be used
     +-- WorkloadError            a row of a trace cannot be used
     +-- EndpointError            what is to be measured does not answer, or not as it should
@@ -39,6 +40,12 @@ class ConfigError(ExpediterError):
     """A configuration value is wrong; the message says where and what is allowed."""
 
     kind = "config_error"
+
+
+class GatewayFailed(ExpediterError):
+    """A gateway's background work ended, so it would serve ever worse; the message says why."""
+
+    kind = "gateway_failed"
 
 
 class ModelLoadError(ExpediterError):
