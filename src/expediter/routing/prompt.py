@@ -66,6 +66,17 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
             self._keys[block_size] = keys
         return keys
 
+    def named_every(self, num_tokens: int) -> list[BlockKey]:
+        """Of the keys computed so far those that name so many tokens, twice as many, and so on.
+
+        None if there are none, or if blocks do not end there.
+        """
+        for block_size, keys in self._keys.items():
+            if num_tokens % block_size == 0:
+                step = num_tokens // block_size
+                return keys[step - 1 :: step]
+        return []
+
 
 def token_prompt(
     token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
