@@ -6,7 +6,12 @@ from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
 from expediter.assemble.keys import new_key
-from expediter.assemble.planner import run_goodput_plan, run_search_plan, run_size_plan
+from expediter.assemble.planner import (
+    run_goodput_plan,
+    run_search_plan,
+    run_size_plan,
+    run_watch_plan,
+)
 from expediter.assemble.policies import build_policy
 from expediter.assemble.sweep import run_sweep
 from expediter.assemble.worker import build_publisher, fetch_model, run_worker, with_model
@@ -25,6 +30,7 @@ __all__ = [
     "run_search_plan",
     "run_size_plan",
     "run_sweep",
+    "run_watch_plan",
     "run_worker",
     "with_model",
 ]

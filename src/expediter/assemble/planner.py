@@ -31,3 +31,11 @@ def run_search_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
     from expediter.planner.settings import SearchConfig
 
     run_search(load_section(SearchConfig, path, flags=flags), build_policy=build_policy)
+
+
+def run_watch_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
+    """Print what another fleet would have made of a live gateway's traffic."""
+    from expediter.planner.settings import WatchConfig
+    from expediter.planner.watch_command import run_watch
+
+    run_watch(load_section(WatchConfig, path, flags=flags), build_policy=build_policy)

@@ -134,6 +134,27 @@ def search(
     assemble.run_search_plan(path, flags=flags)
 
 
+@app.command()
+def watch(
+    file: Annotated[Path | None, typer.Argument(help="A TOML file; arguments win.")] = None,
+    gateway: Annotated[str | None, typer.Option(help="URL of its admin port.")] = None,
+    token: Annotated[str | None, typer.Option(help="Of the admin port.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="How far to look back.")] = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    share: Share = None,
+    cost: Annotated[str | None, typer.Option(help="Of a worker, as calibrate writes it.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Of a worker.")] = None,
+    cache_tokens: Annotated[int | None, typer.Option(help="KV memory of a worker.")] = None,
+    max_workers: Annotated[int | None, typer.Option(help="To try.")] = None,
+    json: Annotated[str | None, typer.Option(help="Where to write all figures.")] = None,
+    settings: Set = None,
+) -> None:
+    """What other policies, pools and sizes would make of a live gateway's last minutes."""
+    path, flags = _flags(locals())
+    assemble.run_watch_plan(path, flags=flags)
+
+
 def _flags(arguments: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     """A command's file, and what was given besides, by the names of settings."""
     named = {name.replace("_", "-"): value for name, value in arguments.items()}

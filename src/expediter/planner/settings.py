@@ -144,3 +144,37 @@ def _check_types(kv_dtype: str, weight_dtype: str) -> None:
     for key, dtype in (("kv-dtype", kv_dtype), ("weight-dtype", weight_dtype)):
         if dtype not in DTYPE_BYTES:
             raise ValueError(f"{key}: {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+
+
+class WatchConfig(Section, frozen=True, kw_only=True):
+    """A live gateway, by its admin port, and what its traffic of the last `seconds` is held to.
+
+    `cost`, `gpus` and `cache_tokens` describe one worker; `calibrate` measures a cost. `policies`
+    and numbers of workers up to `max_workers` are tried, and how they split in two pools.
+    """
+
+    gateway: str
+    token: str | None = None
+    seconds: Seconds = 600.0
+    ttft: Seconds
+    tpot: Seconds
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9
+    cost: str
+    gpus: Positive = 1
+    cache_tokens: Positive = 1_300_000
+    budget: Positive = 8192
+    max_running: Positive = 256
+    policies: Annotated[tuple[PolicyName, ...], msgspec.Meta(min_length=1)] = (
+        "slo",
+        "cache-aware",
+        "least-loaded",
+        "sticky",
+    )
+    max_workers: Positive | None = None  # by default twice as many as there are
+    splits: bool = True
+    kv_bytes: Positive = 327_680  # a token, for the transfer between pools
+    transfer: str = "nic400"
+    requests: Positive = 5000  # the newest of them
+    block_size: Positive = 256
+    processes: Positive | None = None
+    json: str | None = None

@@ -1,5 +1,6 @@
 """Who runs the cells of a sweep: this process, many, or a Ray cluster. All give equal results."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -77,7 +78,11 @@ def _in_processes(
 
 
 def _begin() -> None:
-    """The parent hears Ctrl-C and stops us; if it is gone, there is nobody to work for."""
+    """The parent hears Ctrl-C and stops us; if it is gone, there is nobody to work for.
+
+    What simulated fleets go through is no news.
+    """
+    logging.getLogger().setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
