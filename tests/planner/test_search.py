@@ -110,7 +110,7 @@ def test_two_pools_are_sized_so_that_neither_waits_for_the_other() -> None:
     one = Instance(tp=1, cost=LinearCost(), kv_tokens=1_000_000)
     config = SearchConfig(model="opt-13b", gpu="a100", gpus=3, ttft=1.0, tpot=1.0)
     best = Candidates(config=config, kv_bytes_per_token=819_200).whole(
-        colocated={(one, 512): 1.6}, prefill={one: 5.6}, decode={one: 10.0}
+        colocated={(one, 512): 1.6}, prefill={(one, 512): 5.6}, decode={one: 10.0}
     )[0]
     assert best.deployment.name == "2 x TP1 + 1 x TP1"
     assert best.predicted == pytest.approx(10.0)
@@ -123,7 +123,7 @@ def test_pairs_that_must_share_nodes_have_equal_pipelines_and_fit_a_node() -> No
     rates = {instance(4, 1): 1.0, instance(2, 2): 1.0, instance(8, 1): 1.0}
     config = SearchConfig(model="opt-66b", gpu="a100", gpus=16, ttft=1.0, tpot=1.0)
     found = Candidates(config=config, kv_bytes_per_token=1).whole(
-        colocated={}, prefill=rates, decode=rates
+        colocated={}, prefill={(i, 512): rate for i, rate in rates.items()}, decode=rates
     )
     pairs = [c.deployment for c in found if c.kind == "pairs within nodes"]
     assert {d.name for d in pairs} == {"2 x TP4 + 2 x TP4", "2 x TP2xPP2 + 2 x TP2xPP2"}

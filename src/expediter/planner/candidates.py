@@ -3,18 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from expediter.config import SchedulerConfig
 from expediter.planner.deployment import Deployment, Instance, Pool
 from expediter.planner.links import named_link
 from expediter.planner.settings import SearchConfig
 
-Rates = Mapping[Instance, float]
-"""The goodput of one instance."""
-
-PREFILL_BATCH = 512
-"""Tokens up to which prompts are computed together: larger passes only add to the wait (L_m of
-DistServe, section 3.1, for 13B on an A100); a longer prompt is a pass of its own."""
+Rates = Mapping[tuple[Instance, int], float]
+"""The goodput of one instance, by its budget of tokens a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +30,13 @@ class Candidates:
     config: SearchConfig
     kv_bytes_per_token: int
 
-    def prefill(self, instance: Instance) -> Deployment:
-        """One instance that only prefills, as few prompts at once as keep it busy."""
-        return self._deployment(self._pool(instance, 1, budget=PREFILL_BATCH, chunked=False))
+    def prefill(self, instance: Instance, *, budget: int) -> Deployment:
+        """One instance that only prefills, whole prompts that are `budget` tokens together.
+
+        A longer prompt is a pass of its own. (L_m of DistServe, section 3.1: enough to keep the
+        GPU busy, and no more, since larger passes only add to the wait.)
+        """
+        return self._deployment(self._pool(instance, 1, budget=budget, chunked=False))
 
     def decode(self, instance: Instance) -> Deployment:
         """One instance that only decodes."""
@@ -48,15 +49,15 @@ class Candidates:
     def whole(
         self,
         *,
-        colocated: Mapping[tuple[Instance, int], float],
+        colocated: Rates,
         prefill: Rates,
-        decode: Rates,
+        decode: Mapping[Instance, float],
     ) -> list[Candidate]:
         """Every deployment on the GPUs there are, the best first."""
         found = [*self._all_colocated(colocated), *self._all_split(prefill, decode)]
         return sorted(found, key=lambda each: (-each.predicted, each.deployment.num_gpus))
 
-    def _all_colocated(self, rates: Mapping[tuple[Instance, int], float]) -> Iterator[Candidate]:
+    def _all_colocated(self, rates: Rates) -> Iterator[Candidate]:
         for (instance, budget), rate in rates.items():
             num = self.config.gpus // instance.num_gpus
             if rate and num:
@@ -64,51 +65,53 @@ class Candidates:
                 kind = f"colocated, {budget} tokens a step"
                 yield Candidate(deployment=deployment, kind=kind, predicted=num * rate)
 
-    def _all_split(self, prefill: Rates, decode: Rates) -> Iterator[Candidate]:
-        for first, second in product(prefill, decode):
-            if prefill[first] and decode[second]:
-                yield from self._high_affinity(first, second, prefill[first], decode[second])
-                yield from self._low_affinity(first, second, prefill[first], decode[second])
+    def _all_split(self, prefill: Rates, decode: Mapping[Instance, float]) -> Iterator[Candidate]:
+        best: dict[Instance, tuple[float, int]] = {}
+        for (instance, budget), rate in prefill.items():
+            best[instance] = max(best.get(instance, (0.0, 0)), (rate, budget))
+        for (first, (prefill_rate, budget)), (second, decode_rate) in product(
+            best.items(), decode.items()
+        ):
+            if prefill_rate and decode_rate:
+                pair = _Pair(first, second, budget, prefill_rate, decode_rate)
+                yield from self._high_affinity(pair)
+                yield from self._low_affinity(pair)
 
-    def _high_affinity(
-        self, first: Instance, second: Instance, prefill_rate: float, decode_rate: float
-    ) -> Iterator[Candidate]:
+    def _high_affinity(self, pair: "_Pair") -> Iterator[Candidate]:
         """As many of each as make min(n p, m d) largest, and no more."""
         best = 0.0, 0, 0
-        for num in range(1, self.config.gpus // first.num_gpus + 1):
-            more = (self.config.gpus - num * first.num_gpus) // second.num_gpus
+        for num in range(1, self.config.gpus // pair.first.num_gpus + 1):
+            more = (self.config.gpus - num * pair.first.num_gpus) // pair.second.num_gpus
             if more:
-                best = max(best, (min(num * prefill_rate, more * decode_rate), num, more))
+                best = max(best, (pair.rate(num, more), num, more))
         rate, num, more = best
         if rate:
             is_one_node = self.config.gpus <= self.config.gpus_per_node
             link = self.config.within_node if is_one_node else self.config.across_nodes
-            split = self._split(first, second, nums=(num, more), link=link)
+            split = self._split(pair, nums=(num, more), link=link)
             yield Candidate(deployment=split, kind="two pools", predicted=rate)
 
-    def _low_affinity(
-        self, first: Instance, second: Instance, prefill_rate: float, decode_rate: float
-    ) -> Iterator[Candidate]:
+    def _low_affinity(self, pair: "_Pair") -> Iterator[Candidate]:
         """Pairs whose pipeline stages stand on the same nodes, so that KV stays within them."""
-        per_node = first.tp + second.tp
-        if first.pp != second.pp or per_node > self.config.gpus_per_node:
+        per_node = pair.first.tp + pair.second.tp
+        if pair.first.pp != pair.second.pp or per_node > self.config.gpus_per_node:
             return
-        num = self.config.gpus // (per_node * first.pp)
+        num = self.config.gpus // (per_node * pair.first.pp)
         if num and self.config.gpus > self.config.gpus_per_node:
-            link = self.config.within_node
-            split = self._split(first, second, nums=(num, num), link=link)
-            rate = num * min(prefill_rate, decode_rate)
-            yield Candidate(deployment=split, kind="pairs within nodes", predicted=rate)
+            split = self._split(pair, nums=(num, num), link=self.config.within_node)
+            kind = "pairs within nodes"
+            yield Candidate(deployment=split, kind=kind, predicted=pair.rate(num, num))
 
-    def _split(
-        self, first: Instance, second: Instance, *, nums: tuple[int, int], link: str
-    ) -> Deployment:
+    def _split(self, pair: "_Pair", *, nums: tuple[int, int], link: str) -> Deployment:
         """Every GPU of the smaller side has a link of its own."""
-        num_links = min(first.num_gpus, second.num_gpus)
+        num_links = min(pair.first.num_gpus, pair.second.num_gpus)
         seconds = self.kv_bytes_per_token / (num_links * named_link(link).bytes_per_second)
-        pool = self._pool(first, nums[0], budget=PREFILL_BATCH, chunked=False)
-        deployment = self._deployment(pool)
-        return replace(deployment, decode=self._pool(second, nums[1]), transfer_seconds=seconds)
+        prefill = self._pool(pair.first, nums[0], budget=pair.budget, chunked=False)
+        return replace(
+            self._deployment(prefill),
+            decode=self._pool(pair.second, nums[1]),
+            transfer_seconds=seconds,
+        )
 
     def _deployment(self, pool: Pool) -> Deployment:
         return Deployment(prefill=pool, block_size=self.config.block_size)
@@ -126,3 +129,17 @@ class Candidates:
             ),
             prefix_caching=self.config.prefix_caching,
         )
+
+
+class _Pair(NamedTuple):
+    """What may prefill and what may decode, and what one of each serves."""
+
+    first: Instance
+    second: Instance
+    budget: int
+    prefill_rate: float
+    decode_rate: float
+
+    def rate(self, num_first: int, num_second: int) -> float:
+        """The slower stage's."""
+        return min(num_first * self.prefill_rate, num_second * self.decode_rate)

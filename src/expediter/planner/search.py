@@ -42,8 +42,8 @@ OnTrial = Callable[[int, int], None]
 ROUGH_TOLERANCE = 0.1
 
 Key = TypeVar("Key")
-_Key = tuple[Instance, Stage | int]
-"""An instance, and its stage or, for both, the budget."""
+_Key = tuple[Instance, Stage, int]
+"""An instance, what it does, and its budget of tokens a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,10 @@ class PlacementSearch:
         """The best deployments, by goodput a GPU; none that serves nothing."""
         trials = self._single()
         found = self._run(trials, runner=runner, on_trial=on_trial)
-        rates = {key: goodput.rate for key, goodput in found.items()}
         candidates = self._candidates.whole(
-            colocated={(i, b): rate for (i, b), rate in rates.items() if isinstance(b, int)},
-            prefill={i: rate for (i, stage), rate in rates.items() if stage is Stage.PREFILL},
-            decode={i: rate for (i, stage), rate in rates.items() if stage is Stage.DECODE},
+            colocated=_rates(found, Stage.WHOLE),
+            prefill=_rates(found, Stage.PREFILL),
+            decode={i: rate for (i, _), rate in _rates(found, Stage.DECODE).items()},
         )
         if not candidates:
             raise ConfigError("no deployment meets the service level, whatever the rate")
@@ -99,16 +98,15 @@ class PlacementSearch:
         if not all(map(any, zip(*in_time.values(), strict=True))):
             raise ConfigError(self._too_slow())
         for instance, (can_prefill, can_decode) in in_time.items():
-            if can_prefill:
-                made = self._candidates.prefill(instance)
-                trials[instance, Stage.PREFILL] = self._rough_trial(made, Stage.PREFILL)
             if can_decode:
                 made = self._candidates.decode(instance)
-                trials[instance, Stage.DECODE] = self._rough_trial(made, Stage.DECODE)
-            if can_prefill and can_decode:
-                for budget in self._config.budgets:
+                trials[instance, Stage.DECODE, 0] = self._rough_trial(made, Stage.DECODE)
+            for budget in self._config.budgets if can_prefill else ():
+                made = self._candidates.prefill(instance, budget=budget)
+                trials[instance, Stage.PREFILL, budget] = self._rough_trial(made, Stage.PREFILL)
+                if can_decode:
                     made = self._candidates.colocated(instance, budget=budget)
-                    trials[instance, budget] = self._rough_trial(made, Stage.WHOLE)
+                    trials[instance, Stage.WHOLE, budget] = self._rough_trial(made, Stage.WHOLE)
         return trials
 
     def _finals(
@@ -179,6 +177,10 @@ class PlacementSearch:
             f"takes {milliseconds(prefill)} of a ttft of {milliseconds(self._config.ttft)}, the "
             f"fastest step {milliseconds(step)} of a tpot of {milliseconds(self._config.tpot)}"
         )
+
+
+def _rates(found: Mapping[_Key, Goodput], wanted: Stage) -> dict[tuple[Instance, int], float]:
+    return {(i, budget): g.rate for (i, stage, budget), g in found.items() if stage is wanted}
 
 
 def _best_of_each(candidates: Sequence[Candidate], num: int) -> list[Candidate]:
