@@ -18,11 +18,11 @@ Header = tuple[bytes, bytes]
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request on its way to a worker. `headers` holds end-to-end ones, without any length."""
+    """A request on its way to a worker. `lines` are its end-to-end headers, without any length."""
 
     method: bytes
     target: bytes
-    headers: Sequence[Header] = ()
+    lines: bytes = b""
     body: bytes = b""
 
 

@@ -1,7 +1,7 @@
 """The headers of a request on its way to a worker: whose it is, by which way it came."""
 
 from expediter.cluster.client import Header
-from expediter.gateway.headers import hop_by_hop
+from expediter.gateway.headers import hop_by_hop, render
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 
@@ -16,12 +16,28 @@ _REPLACED_HEADERS = frozenset(
         b"x-request-id",
     }
 )
+MAX_CLIENTS = 64
 
 
-def forwarded_headers(
+def forwarded_lines(
     request: HttpRequest, connection: ClientConnection, request_id: bytes
-) -> list[Header]:
-    """The client's end-to-end headers, and who it is."""
+) -> bytes:
+    """The client's end-to-end headers, and who it is, as lines; those of known heads are kept."""
+    known = request.known
+    if known is None or request.headers is not known.request.headers:
+        lines = render(_forwarded(request, connection))
+    else:
+        found = known.forwarded.get(connection.peer)
+        if found is None:
+            found = render(_forwarded(request, connection))
+            if len(known.forwarded) >= MAX_CLIENTS:
+                known.forwarded.clear()
+            known.forwarded[connection.peer] = found
+        lines = found
+    return b"%bx-request-id: %b\r\n" % (lines, request_id)
+
+
+def _forwarded(request: HttpRequest, connection: ClientConnection) -> list[Header]:
     headers, came_through, host = [], [], None
     proto = b"https" if connection.is_encrypted else b"http"
     dropped = hop_by_hop(request.headers)
@@ -38,7 +54,6 @@ def forwarded_headers(
         elif name == b"x-forwarded-host" or (name == b"host" and host is None):
             host = value
     headers += [
-        (b"x-request-id", request_id),
         (b"x-forwarded-for", b", ".join([*came_through, connection.peer])),
         (b"x-forwarded-proto", proto),
     ]

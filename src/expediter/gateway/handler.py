@@ -17,7 +17,7 @@ from expediter.errors import (
 )
 from expediter.gateway.access_log import AccessLog
 from expediter.gateway.endpoints import Endpoints
-from expediter.gateway.forwarded import forwarded_headers
+from expediter.gateway.forwarded import forwarded_lines
 from expediter.gateway.limits import Lease
 from expediter.gateway.observations import Observations
 from expediter.gateway.openai import read_fields
@@ -123,7 +123,7 @@ class RequestHandler:
         forwarded = ForwardedRequest(
             method=request.method,
             target=request.target,
-            headers=forwarded_headers(request, connection, story.request_id),
+            lines=forwarded_lines(request, connection, story.request_id),
             body=request.body,
         )
         sink = self._sink(story, connection)

@@ -3,6 +3,9 @@
 httptools (llhttp) does the parsing and refuses what could be read in two ways: both framings at
 once, repeated lengths, bare line feeds, folded headers. What it lets through and a proxy should
 not is refused here.
+
+Clients send the same head again and again, but for its length. So heads that were accepted are
+remembered by their bytes, and a request with such a head is read without parsing it.
 """
 
 from typing import Protocol
@@ -13,6 +16,11 @@ import msgspec
 from expediter.cluster.client import Header
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+MAX_KNOWN_HEADS = 1024
+MAX_KNOWN_BYTES = 4096
+_END = b"\r\n\r\n"
+_LENGTH_LINES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
+_MAX_DIGITS = 15
 
 
 class BadRequest(Exception):
@@ -33,15 +41,69 @@ class HttpRequest(msgspec.Struct, eq=False):
     first_values: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     body: bytes = b""
     keeps_alive: bool = True
+    known: "KnownHead | None" = None
 
     @property
     def path(self) -> bytes:
         """The target without its query."""
-        return self.target.partition(b"?")[0]
+        target = self.target
+        return target.partition(b"?")[0] if b"?" in target else target
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
         return self.first_values.get(name)
+
+
+class KnownHead(msgspec.Struct, eq=False):
+    """A head of HTTP/1.1 that keeps the connection; a body, if any, has the length it says."""
+
+    request: HttpRequest
+    forwarded: dict[bytes, bytes] = msgspec.field(default_factory=dict)
+    """What becomes of its lines on the way to a worker, by who sent it; see `forwarded.py`."""
+
+    def with_body(self, body: bytes) -> HttpRequest:
+        """A request with this head."""
+        head = self.request
+        return HttpRequest(
+            head.method, head.target, "1.1", head.headers, head.first_values, body, True, self
+        )
+
+
+class KnownHeads:
+    """Heads by their bytes without the length's digits; when they are too many, all go."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, KnownHead] = {}
+        self.get = self._heads.get
+
+    def remember(self, head: bytes, request: HttpRequest) -> None:
+        """Remember an accepted head, unless it says more of its body than one length."""
+        name, length = without_length(head)
+        names = [header[0] for header in request.headers]
+        if (
+            not head
+            or request.version != "1.1"
+            or not request.keeps_alive
+            or names.count(b"content-length") != (length is not None)
+            or not {b"transfer-encoding", b"expect", b"upgrade"}.isdisjoint(names)
+        ):
+            return
+        if len(self._heads) >= MAX_KNOWN_HEADS:
+            self._heads.clear()
+        self._heads[name] = KnownHead(request)
+
+
+def without_length(head: bytes) -> tuple[bytes, int | None]:
+    """The head without its length's digits, and the length, if it is written as most do."""
+    for line in _LENGTH_LINES:
+        start = head.find(line)
+        if start >= 0:
+            start += len(line)
+            end = head.find(b"\r", start)
+            digits = head[start:] if end < 0 else head[start:end]
+            if len(digits) <= _MAX_DIGITS and digits.isdigit():
+                return head[:start] + head[start + len(digits) :], int(digits)
+    return head, None
 
 
 class RequestListener(Protocol):
@@ -60,13 +122,23 @@ class RequestReader:
     """Feeds on bytes, tells the listener of heads and requests; `feed` raises BadRequest."""
 
     def __init__(
-        self, listener: RequestListener, *, max_header_bytes: int, max_body_bytes: int
+        self,
+        listener: RequestListener,
+        *,
+        max_header_bytes: int,
+        max_body_bytes: int,
+        heads: KnownHeads | None = None,
     ) -> None:
+        """`heads` may be shared by all readers with the same limits."""
         self._listener = listener
+        self._heads = heads if heads is not None else KnownHeads()
+        self._raw_head = b""  # of the request that is about to be parsed
+        self._num_missing = 0  # bytes of a body whose head was known
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._request = HttpRequest()
+        self._known: KnownHead | None = None
         self._pieces: list[bytes] = []
         self._num_head_bytes = 0  # of the headers that are complete
         self._num_raw_bytes = 0  # fed since the head began
@@ -76,7 +148,55 @@ class RequestReader:
         self.in_body = False
 
     def feed(self, data: bytes) -> None:
-        """Parse; nothing more may be fed after BadRequest."""
+        """Read; nothing more may be fed after BadRequest."""
+        if self._num_missing:
+            data = self._read_body(data)
+        while data and not (self.in_head or self.in_body):
+            rest = self._read_known(data)
+            if rest is None:
+                break
+            data = rest
+        if data:
+            self._parse(data)
+
+    def _read_known(self, data: bytes) -> bytes | None:
+        """Read a request whose head is known; returns what follows, or None if it is not known."""
+        end = data.find(_END, 0, MAX_KNOWN_BYTES)
+        self._raw_head = b""
+        if end <= 0 or not self._request.keeps_alive:
+            return None
+        raw = data[:end]
+        name, length = without_length(raw)
+        known = self._heads.get(name)
+        if known is None:
+            self._raw_head = raw
+            return None
+        start = end + len(_END)
+        stop = start + (length or 0)
+        if length:
+            self._check_size(length)
+        if stop > len(data):
+            self._known, self._num_missing = known, stop - len(data)
+            self._pieces = [data[start:]] if start < len(data) else []
+            self.in_body = True
+            return b""
+        self._listener.request_received(known.with_body(data[start:stop]))
+        return data[stop:]
+
+    def _read_body(self, data: bytes) -> bytes:
+        """Read on in the body of a request whose head was known; returns what follows it."""
+        num_missing = self._num_missing
+        self._pieces.append(data if len(data) <= num_missing else data[:num_missing])
+        self._num_missing = max(0, num_missing - len(data))
+        if self._num_missing:
+            return b""
+        assert self._known is not None
+        self.in_body = False
+        pieces, self._pieces = self._pieces, []
+        self._listener.request_received(self._known.with_body(b"".join(pieces)))
+        return data[num_missing:]
+
+    def _parse(self, data: bytes) -> None:
         began_before = self.in_head
         try:
             self._parser.feed_data(data)
@@ -125,6 +245,9 @@ class RequestReader:
         except BadRequest as error:
             self._error = error
             raise
+        if self._raw_head:
+            self._heads.remember(self._raw_head, request)
+            self._raw_head = b""
 
     def on_body(self, piece: bytes) -> None:
         """Some of the body."""

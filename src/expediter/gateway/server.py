@@ -17,7 +17,7 @@ from typing import cast
 
 from expediter.config import GatewayConfig
 from expediter.gateway.replies import error_reply, render_reply
-from expediter.gateway.request import BadRequest, HttpRequest, RequestReader
+from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads, RequestReader
 from expediter.gateway.upstream import set_no_delay
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class HttpServer:
         self.tls = tls
         self.connections: set[ClientConnection] = set()
         self.is_stopping = False
+        self.heads = KnownHeads()
         self._listener: asyncio.Server | None = None
 
     @property
@@ -96,6 +97,7 @@ class ClientConnection(asyncio.Protocol):
             self,
             max_header_bytes=server.config.max_header_bytes,
             max_body_bytes=server.config.max_body_bytes,
+            heads=server.heads,
         )
         self._pending: deque[HttpRequest | BadRequest] = deque()
         self._holds_back = False

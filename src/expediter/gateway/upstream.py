@@ -11,7 +11,6 @@ from expediter.cluster.decisions import Decision
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent
 from expediter.gateway.exchange import HttpExchange
-from expediter.gateway.headers import render
 
 MAX_IDLE_CONNECTIONS = 1024
 _BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
@@ -133,7 +132,7 @@ class HttpWorker:
             self._base_path,
             request.target,
             self._authority,
-            render(request.headers),
+            request.lines,
             b"content-length: %d\r\n" % len(request.body) if has_length else b"",
         )
 
