@@ -26,6 +26,7 @@ _HEAD, _TURN = 1, 2  # seeds that keep names of heads, turns and the tokenizer's
 _TOOL = b'"tool"'
 
 _messages = msgspec.json.Decoder(list[msgspec.Raw])
+_digest = xxhash.xxh3_128_digest
 
 
 class _Role(msgspec.Struct):
@@ -59,11 +60,7 @@ class Conversations:
         if template is None or self._starts_turn is None:
             return None
         try:
-            turns = _raw_turns(raw)
-            num_head = template.num_head_turns
-            head = b"".join([b"".join(turn) for turn in turns[:num_head]])
-            found = [await self._head(head, turns[:num_head])]
-            found += await self._turns(turns[num_head:])
+            found = await self._pack(_messages.decode(raw), num_head=template.num_head_turns)
         except (RequestError, msgspec.DecodeError, RecursionError):
             return None
         if opens:
@@ -78,25 +75,59 @@ class Conversations:
             return await self._checked(raw, data, opens=opens)
         return data
 
-    async def _head(self, joined: bytes, turns: Sequence[Sequence[msgspec.Raw]]) -> bytes:
+    async def _pack(self, messages: Sequence[msgspec.Raw], *, num_head: int) -> list[bytes]:
+        """The tokens of the head and of each turn after it.
+
+        Raises RequestError if they are not their own, or DecodeError.
+        """
+        if not messages:
+            raise RequestError("messages are empty", param="messages")
+        head, names = self._names(messages, num_head=num_head)
+        packed, found = self._recall(head), [self._memo.get(name) for name in names]
+        if packed is not None and None not in found:
+            # No message among these is a tool's result: those are never turns by themselves.
+            return [packed, *found]  # type: ignore[list-item]
+        unknown = [m for m, p in zip(messages[num_head:], found, strict=False) if p is None]
+        if packed is None or any(_TOOL in bytes(message) for message in unknown):
+            turns = _by_turns(messages)
+            heads, turns = turns[:num_head], turns[num_head:]
+            packed = await self._head(heads)
+            names = [_digest(b"".join(turn), seed=_TURN) for turn in turns]
+            found = [self._memo.get(name) for name in names]
+        else:
+            turns = [[message] for message in messages[num_head:]]
+        return [packed, *await self._turns(turns, names, found)]
+
+    def _names(
+        self, messages: Sequence[msgspec.Raw], *, num_head: int
+    ) -> tuple[bytes, list[bytes]]:
+        """What head and turns are called if every message is a turn of its own."""
+        head = _digest(b"".join(messages[:num_head]), seed=_HEAD)
+        return head, [_digest(message, seed=_TURN) for message in messages[num_head:]]
+
+    def _recall(self, head: bytes) -> bytes | None:
+        """The head's tokens by its name; never, if the template tells the time there."""
         assert self._template is not None
-        name = xxhash.xxh3_128_digest(joined, seed=_HEAD)
-        tells_time = self._template.tells_time
-        packed = None if tells_time else self._memo.get(name)
+        return None if self._template.tells_time else self._memo.get(head)
+
+    async def _head(self, turns: Sequence[Sequence[msgspec.Raw]]) -> bytes:
+        assert self._template is not None
+        name = _digest(b"".join([b"".join(turn) for turn in turns]), seed=_HEAD)
+        packed = self._recall(name)
         if packed is None:
             text = self._template.head([_decode(turn) for turn in turns])
             packed = await self._tokenizer.pack(text, add_special_tokens=False)
-            if not tells_time:
+            if not self._template.tells_time:
                 self._memo.put(name, packed)
         return packed
 
-    async def _turns(self, turns: Sequence[Sequence[msgspec.Raw]]) -> list[bytes]:
+    async def _turns(
+        self,
+        turns: Sequence[Sequence[msgspec.Raw]],
+        names: Sequence[bytes],
+        found: list[bytes | None],
+    ) -> list[bytes]:
         """Each turn's tokens; raises RequestError if they are not its own."""
-        digest, get = xxhash.xxh3_128_digest, self._memo.get
-        names = [
-            digest(turn[0] if len(turn) == 1 else b"".join(turn), seed=_TURN) for turn in turns
-        ]
-        found = [get(name) for name in names]
         if None in found:
             new = [turn for turn, packed in zip(turns, found, strict=True) if packed is None]
             is_long = sum(memoryview(m).nbytes for turn in new for m in turn) > MAX_CHARS_INLINE
@@ -140,14 +171,9 @@ class Conversations:
         return whole
 
 
-def _raw_turns(raw: msgspec.Raw) -> list[list[msgspec.Raw]]:
-    """The messages by turns, undecoded; raises DecodeError or RequestError if there are none."""
-    messages = _messages.decode(raw)
-    if not messages:
-        raise RequestError("messages are empty", param="messages")
-    if _TOOL not in bytes(raw):
-        return [[message] for message in messages]
-    turns = [[messages[0]]]
+def _by_turns(messages: Sequence[msgspec.Raw]) -> list[list[msgspec.Raw]]:
+    """Messages, undecoded, each with the tools' results that follow it; may raise DecodeError."""
+    turns = [[message] for message in messages[:1]]
     for message in messages[1:]:
         if _TOOL in bytes(message) and _role.decode(message).role == "tool":
             turns[-1].append(message)
