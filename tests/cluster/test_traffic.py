@@ -82,3 +82,13 @@ def test_a_reader_of_traces_takes_it(
             shared = sum(a == b for a, b in zip(row["hash_ids"], theirs["hash_ids"], strict=False))
             assert shared >= common
             assert row is theirs or token == other or shared == 0
+
+
+def test_the_log_is_bounded_by_blocks_too() -> None:
+    log = TrafficLog(clock=Clock(), capacity=3, max_blocks=5)
+    for start in range(5):
+        add(log, prompt((start, 1024)), at=90.0 + start)
+    assert [each.arrived_at for each in log.recent(seconds=60)] == [93.0, 94.0]
+    for start in range(5):
+        add(log, prompt((start, 100)), at=95.0 + start)
+    assert [each.arrived_at for each in log.recent(seconds=60)] == [97.0, 98.0, 99.0]

@@ -1,15 +1,12 @@
 """What was decided, and what came of it: the record that `/decisions` and metrics read."""
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from expediter.load import WorkerId
-
-TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Decision(msgspec.Struct, eq=False, kw_only=True):
@@ -33,19 +30,6 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
 
 
 @dataclass(slots=True)
-class Histogram:
-    """Counts by upper bound; the last count is of what lies above all bounds."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS) + 1))
-    total: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(TTFT_BUCKETS, seconds)] += 1
-        self.total += seconds
-
-
-@dataclass(slots=True)
 class WorkerTally:
     """Totals of one worker since the gateway started.
 
@@ -57,7 +41,6 @@ class WorkerTally:
     prompt_tokens: int = 0
     predicted_cached_tokens: int = 0
     actual_cached_tokens: int = 0
-    ttft: Histogram = field(default_factory=Histogram)
 
 
 class DecisionLog:
@@ -82,8 +65,6 @@ class DecisionLog:
         """Its worker began to answer."""
         decision.status = status
         decision.ttft = now - decision.placed_at
-        if status < 300:
-            self._tally(decision).ttft.add(decision.ttft)
 
     def failed(self, decision: Decision, error: str) -> None:
         """Its worker did not answer, or not to the end."""

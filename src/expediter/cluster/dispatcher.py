@@ -17,6 +17,7 @@ from expediter.cluster.eligible import eligible
 from expediter.cluster.membership import Member, Membership
 from expediter.cluster.predictions import Predictions
 from expediter.cluster.retry_budget import RetryBudget
+from expediter.cluster.traffic import TrafficLog
 from expediter.config import RoutingConfig
 from expediter.errors import WorkerLost, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
@@ -58,6 +59,7 @@ class Dispatcher:
         self.use(policy, config)
         self.work = work or OutstandingWork()
         self.log = DecisionLog()
+        self.traffic = TrafficLog(clock=clock)
         self.predictions = Predictions(num_answers=membership.relearn_answers, clock=clock)
         membership.count_known_by(self.work.num_requests)
 
@@ -208,6 +210,7 @@ class Dispatcher:
         if usage is not None:
             decision.prompt_tokens = usage.prompt_tokens
             decision.output_tokens = usage.output_tokens
+        self._record(request, decision)
         if usage is not None and usage.cached_tokens is not None:
             self._compare(decision, usage.prompt_tokens, usage.cached_tokens)
         if self._learner is not None:
@@ -217,6 +220,17 @@ class Dispatcher:
                     cached_tokens=usage.cached_tokens if usage is not None else None,
                     output_tokens=usage.output_tokens if usage is not None else None,
                 )
+            )
+
+    def _record(self, request: RoutedRequest, decision: Decision) -> None:
+        """What was not told is as long as it may be; without a body it is no traffic to plan for."""
+        num_prompt_tokens = decision.prompt_tokens or request.num_tokens
+        if num_prompt_tokens:
+            self.traffic.add(
+                request.prompt,
+                arrived_at=decision.placed_at,
+                num_prompt_tokens=num_prompt_tokens,
+                num_output_tokens=decision.output_tokens or request.max_output_tokens or 1,
             )
 
     def _compare(self, decision: Decision, prompt_tokens: int, cached_tokens: int) -> None:

@@ -7,7 +7,7 @@ can be told from them.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 import msgspec
@@ -37,11 +37,16 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 
 class TrafficLog:
-    """The last `capacity` requests that were answered."""
+    """The last `capacity` requests that were answered; fewer if they have many blocks."""
 
-    def __init__(self, *, clock: Clock, capacity: int = 20_000) -> None:
+    def __init__(
+        self, *, clock: Clock, capacity: int = 20_000, max_blocks: int = 1_000_000
+    ) -> None:
         self._clock = clock
-        self._recent: deque[TracedRequest] = deque(maxlen=capacity)
+        self._capacity = capacity
+        self._max_blocks = max_blocks
+        self._num_blocks = 0
+        self._recent: deque[TracedRequest] = deque()
 
     def add(
         self,
@@ -56,30 +61,44 @@ class TrafficLog:
         self._recent.append(
             TracedRequest(arrived_at, num_prompt_tokens, num_output_tokens, tuple(keys))
         )
+        self._num_blocks += len(keys)
+        while len(self._recent) > self._capacity or self._num_blocks > self._max_blocks:
+            self._num_blocks -= len(self._recent.popleft().keys)
+
+    def recent(self, *, seconds: float) -> list[TracedRequest]:
+        """What came in the last so many seconds."""
+        since = self._clock() - seconds
+        return [each for each in self._recent if each.arrived_at >= since]
 
     def rows(self, *, seconds: float) -> list[TraceRow]:
-        """What came in the last so many seconds, in order of arrival."""
-        since = self._clock() - seconds
-        recent = sorted(
-            (each for each in self._recent if each.arrived_at >= since),
-            key=lambda each: each.arrived_at,
-        )
-        start = recent[0].arrived_at if recent else 0.0
-        ids: dict[BlockKey, int] = {}
-        fresh = count()
-        return [
-            TraceRow(
-                timestamp=round((each.arrived_at - start) * 1000),
-                input_length=each.num_prompt_tokens,
-                output_length=each.num_output_tokens,
-                hash_ids=list(_hash_ids(each, ids, fresh)),
-            )
-            for each in recent
-        ]
+        """The same as rows of a trace, in order of arrival."""
+        return trace_rows(self.recent(seconds=seconds))
 
     def jsonl(self, *, seconds: float) -> bytes:
         """The rows as a file of lines."""
-        return b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows(seconds=seconds))
+        return jsonl(self.recent(seconds=seconds))
+
+
+def jsonl(requests: Iterable[TracedRequest]) -> bytes:
+    """Requests as a trace, a line each."""
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in trace_rows(requests))
+
+
+def trace_rows(requests: Iterable[TracedRequest]) -> list[TraceRow]:
+    """Rows in order of arrival, of one log or of several with one clock."""
+    ordered = sorted(requests, key=lambda each: each.arrived_at)
+    start = ordered[0].arrived_at if ordered else 0.0
+    ids: dict[BlockKey, int] = {}
+    fresh = count()
+    return [
+        TraceRow(
+            timestamp=round((each.arrived_at - start) * 1000),
+            input_length=each.num_prompt_tokens,
+            output_length=each.num_output_tokens,
+            hash_ids=list(_hash_ids(each, ids, fresh)),
+        )
+        for each in ordered
+    ]
 
 
 def _hash_ids(
