@@ -223,7 +223,7 @@ class Dispatcher:
             )
 
     def _record(self, request: RoutedRequest, decision: Decision) -> None:
-        """What was not told is as long as it may be; without a body it is no traffic to plan for."""
+        """An answer of unknown length is as long as it may be; what has no body is no traffic."""
         num_prompt_tokens = decision.prompt_tokens or request.num_tokens
         if num_prompt_tokens:
             self.traffic.add(
