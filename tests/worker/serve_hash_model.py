@@ -1,10 +1,17 @@
-"""A worker on a hash model as a process of its own: its first line is its port."""
+"""A worker on a hash model as a process of its own: its first line is its port.
 
+It can be slow, and its KV events can get lost: `--lose 3:9` sends those batches to nobody, and on
+SIGUSR1 the socket they come from is closed and opened again.
+"""
+
+import argparse
 import asyncio
 import logging
+import signal
 import sys
 
 import uvloop
+import zmq
 from hash_engine import HashModel, build
 from live_server import served_model
 
@@ -19,19 +26,61 @@ STEP_SECONDS = 0.005
 class PacedModel(HashModel):
     """As fast as a real one, so that answers are under way when the signal comes."""
 
+    def __init__(self, step_seconds: float) -> None:
+        super().__init__()
+        self._step_seconds = step_seconds
+
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
-        await asyncio.sleep(STEP_SECONDS)
+        await asyncio.sleep(self._step_seconds)
         return await super().execute(output)
 
 
-async def main(shutdown_seconds: float, events: str) -> None:
+class LossyPublisher(KVEventPublisher):
+    """Keeps the batches that it loses, so that they can be replayed."""
+
+    lost = range(0)
+
+    def _send(self, frames: list[bytes]) -> None:
+        if int.from_bytes(frames[1], "big") not in self.lost:
+            super()._send(frames)
+
+    def break_connections(self) -> None:
+        self._pub.close(linger=0)
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.bind(self.endpoint)
+        self._pub.setsockopt(zmq.XPUB_NODROP, 1)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shutdown_seconds", type=float)
+    parser.add_argument("events")
+    parser.add_argument("--replay")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS)
+    parser.add_argument("--num-blocks", type=int, default=3000)
+    parser.add_argument("--batched-tokens", type=int, default=64)
+    parser.add_argument("--lose", default="0:0", metavar="FIRST:END")
+    return parser.parse_args()
+
+
+async def main(given: argparse.Namespace) -> None:
     config = WorkerConfig(
-        port=0, shutdown_seconds=shutdown_seconds, kv_cache=KVCacheConfig(block_size=4)
+        port=given.port,
+        shutdown_seconds=given.shutdown_seconds,
+        kv_cache=KVCacheConfig(block_size=4),
     )
-    publisher = KVEventPublisher(events)
-    rig = build(PacedModel(), num_blocks=3000, max_model_len=10_000, publish=publisher.publish)
-    model = served_model(10_000)
-    app = create_app(rig.worker, config=config, model=model, publisher=publisher)
+    publisher = LossyPublisher(given.events, replay_endpoint=given.replay or None)
+    publisher.lost = range(*map(int, given.lose.split(":")))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, publisher.break_connections)
+    rig = build(
+        PacedModel(given.step_seconds),
+        num_blocks=given.num_blocks,
+        max_model_len=10_000,
+        max_batched_tokens=given.batched_tokens,
+        publish=publisher.publish,
+    )
+    app = create_app(rig.worker, config=config, model=served_model(10_000), publisher=publisher)
     listener = listen(config)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
@@ -46,4 +95,4 @@ async def main(shutdown_seconds: float, events: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    uvloop.run(main(float(sys.argv[1]), sys.argv[2]))
+    uvloop.run(main(arguments()))
