@@ -231,11 +231,12 @@ def test_assumptions_are_bounded_and_never_lose_a_head_before_its_tail(asked, ca
 
 
 def test_text_matches_text_in_blocks_and_never_tokens() -> None:
-    index = new_index(A, block_size=2)  # eight bytes of text
-    index.assume(A, text_prompt("abcdefghijklmnop"), seconds=5.0)
-    assert index.match(text_prompt("abcdefghXXXXXXXXX")) == {A: 2}
-    assert index.match(text_prompt("abcdefghijklmnop and more")) == {A: 4}
-    assert index.match(text_prompt("abcdefghijklmnop and more", cache_salt="s")) == {}
+    index = new_index(A, block_size=2)
+    first, second = "abcdefgh" * 32, "ijklmnop" * 32  # 64 tokens each, at four bytes a token
+    index.assume(A, text_prompt(first + second), seconds=5.0)
+    assert index.match(text_prompt(first + "X" * 300)) == {A: 64}
+    assert index.match(text_prompt(first + second + " and more")) == {A: 128}
+    assert index.match(text_prompt(first + second + " and more", cache_salt="s")) == {}
 
 
 @settings(max_examples=20)

@@ -13,7 +13,7 @@ it is: a head is never older than its tail, so a bisection finds where the work 
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from expediter.routing.prompt import BlockKey
+from expediter.routing.prompt import BlockKey, Prompt
 
 OnChange = Callable[[Sequence[BlockKey]], object]
 
@@ -137,3 +137,34 @@ class AssumedBlocks:
             else:
                 high = middle - 1
         return low if len(keys) - low <= self._capacity // 2 else 0
+
+
+class AssumedPrompts:
+    """What was sent to one worker; tokens and texts apart, whose blocks differ in size."""
+
+    def __init__(
+        self, *, capacity: int, text_capacity: int, added: OnChange, dropped: OnChange
+    ) -> None:
+        self._tokens = AssumedBlocks(capacity=capacity, added=added, dropped=dropped)
+        self._texts = AssumedBlocks(capacity=text_capacity, added=added, dropped=dropped)
+
+    def __len__(self) -> int:
+        return len(self._tokens) + len(self._texts)
+
+    def of(self, prompt: Prompt) -> AssumedBlocks:
+        """Those of the prompt's kind."""
+        return self._texts if prompt.is_text else self._tokens
+
+    def discard(self, key: BlockKey) -> None:
+        """Forget one key, which events have; they tell of tokens only."""
+        self._tokens.discard(key)
+
+    def expire(self, now: float) -> None:
+        """Forget what is older than its time."""
+        self._tokens.expire(now)
+        self._texts.expire(now)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tokens.clear()
+        self._texts.clear()

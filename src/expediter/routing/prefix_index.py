@@ -17,7 +17,7 @@ from typing import cast
 from expediter.clock import Clock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from expediter.load import WorkerId
-from expediter.routing.assumed import RECENT_SHARE, AssumedBlocks
+from expediter.routing.assumed import RECENT_SHARE, AssumedPrompts
 from expediter.routing.chain_memo import ChainMemo
 from expediter.routing.holders import Holders, set_all, unset_all
 from expediter.routing.prompt import (
@@ -26,6 +26,7 @@ from expediter.routing.prompt import (
     chain_keys,
     pack_extra,
     pack_tokens,
+    text_unit,
     token_seed,
 )
 
@@ -56,7 +57,7 @@ class _Worker:
     bit: int
     block_size: int
     table: _Table
-    assumed: AssumedBlocks
+    assumed: AssumedPrompts
     key_of: dict[bytes, BlockKey] = field(default_factory=dict)
 
 
@@ -84,7 +85,7 @@ class PrefixIndex:
             return
         slot = next((i for i, taken in enumerate(self._slots) if taken is None), len(self._slots))
         table, bit = self._table(self._block_size), 1 << slot
-        assumed = self._assumed_blocks(table.assumed, bit)
+        assumed = self._assumed(table.assumed, bit, self._block_size)
         worker = _Worker(part_of or worker_id, bit, self._block_size, table, assumed)
         self._workers[worker_id] = worker
         self._slots[slot : slot + 1] = [worker]
@@ -117,9 +118,11 @@ class PrefixIndex:
             return
         now = self._clock()
         worker.assumed.expire(now)
-        keys = prompt.keys(worker.block_size, chain=self._chain)
+        keys = prompt.keys(prompt.unit(worker.block_size), chain=self._chain)
         if keys and not worker.table.held.get(keys[-1], 0) & worker.bit:
-            worker.assumed.put(keys, expires_at=now + seconds, slack=seconds / RECENT_SHARE)
+            worker.assumed.of(prompt).put(
+                keys, expires_at=now + seconds, slack=seconds / RECENT_SHARE
+            )
 
     def expire(self) -> None:
         """Drop assumptions that are too old."""
@@ -136,11 +139,12 @@ class PrefixIndex:
         for block_size, table in self._tables.items():
             if not (table.held or table.assumed):
                 continue
-            keys = prompt.keys(block_size, chain=self._chain)
-            num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // block_size)
+            unit = prompt.unit(block_size)
+            keys = prompt.keys(unit, chain=self._chain)
+            num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // unit)
             for mask, num_blocks in _longest(table, keys, num_usable):
                 for worker in self._in_mask(mask):
-                    owner, num_tokens = worker.worker_id, num_blocks * block_size
+                    owner, num_tokens = worker.worker_id, num_blocks * unit
                     matched[owner] = max(num_tokens, matched.get(owner, 0))
         return matched
 
@@ -183,15 +187,16 @@ class PrefixIndex:
         self._clear(worker)
         worker.block_size = block_size
         worker.table = self._table(block_size)
-        worker.assumed = self._assumed_blocks(worker.table.assumed, worker.bit)
+        worker.assumed = self._assumed(worker.table.assumed, worker.bit, block_size)
         return True
 
     def _table(self, block_size: int) -> _Table:
         return self._tables.setdefault(block_size, _Table())
 
-    def _assumed_blocks(self, table: Holders, bit: int) -> AssumedBlocks:
-        return AssumedBlocks(
+    def _assumed(self, table: Holders, bit: int, block_size: int) -> AssumedPrompts:
+        return AssumedPrompts(
             capacity=self._assumed_capacity,
+            text_capacity=max(1, self._assumed_capacity * block_size // text_unit(block_size)),
             added=lambda keys: set_all(table, keys, bit),
             dropped=lambda keys: unset_all(table, keys, bit),
         )

@@ -18,6 +18,10 @@ BlockKey = NewType("BlockKey", bytes)
 """16 bytes that name a block and, through its parents, everything before it."""
 
 _TEXT_SEED = BlockKey(xxhash.xxh3_128_digest(b"text"))
+MIN_TEXT_TOKENS = 64
+"""Text is compared in longer blocks than tokens: its matches are estimates anyway, and naming
+and remembering blocks is most of what a new text costs."""
+
 BYTES_PER_TOKEN = 4  # a token id is a 32-bit integer; text counts four UTF-8 bytes as a token
 
 
@@ -53,6 +57,10 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
             return self.length
         return -(-len(self.data) // BYTES_PER_TOKEN)
 
+    def unit(self, block_size: int) -> int:
+        """The tokens in a block, where workers' blocks have `block_size`."""
+        return text_unit(block_size) if self.is_text else block_size
+
     def keys(self, block_size: int, *, chain: Chain | None = None) -> list[BlockKey]:
         """The keys of every full block, computed once for each block size."""
         keys = self._keys.get(block_size)
@@ -76,6 +84,11 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
                 step = num_tokens // block_size
                 return keys[step - 1 :: step]
         return []
+
+
+def text_unit(block_size: int) -> int:
+    """The tokens in a block of text: some of the workers' blocks, `MIN_TEXT_TOKENS` or more."""
+    return -(-MIN_TEXT_TOKENS // block_size) * block_size
 
 
 def token_prompt(
