@@ -21,6 +21,10 @@ from expediter.gateway.openai import (
 from expediter.gateway.tokenizer import PromptTokenizer
 from expediter.routing.prompt import Prompt, packed_prompt, text_prompt, token_prompt
 
+MAX_TEXT = 4 * 1024 * 1024
+"""Bytes of a text that are compared: a million tokens or so, as many as a worker is assumed to
+hold. Naming the blocks of more would keep the event loop from everybody else."""
+
 
 class PromptReader:
     """Reads prompts; `tokenizer` is None where only text is to be compared."""
@@ -38,7 +42,7 @@ class PromptReader:
             if data is not None:
                 return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
         text = prompt_text(path, fields)
-        return None if text is None else text_prompt(text, cache_salt=fields.cache_salt)
+        return None if text is None else text_prompt(text[:MAX_TEXT], cache_salt=fields.cache_salt)
 
     async def _chat(self, tokenizer: PromptTokenizer, fields: Fields) -> bytes | None:
         """A chat's tokens; None where they cannot be known here."""
@@ -62,7 +66,7 @@ class PromptReader:
             except OverflowError:
                 return None
         if self._tokenizer is None:
-            return text_prompt(prompt, cache_salt=fields.cache_salt)
+            return text_prompt(prompt[:MAX_TEXT], cache_salt=fields.cache_salt)
         add = fields.add_special_tokens is not False
         data = await self._tokenizer.pack(prompt, add_special_tokens=add)
         return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
