@@ -9,6 +9,7 @@ Those that replay a recorded trace look for it under EXPEDITER_TRACES and leave 
 
 import argparse
 import importlib
+import logging
 import time
 
 from experiments.running import keep, show
@@ -20,6 +21,7 @@ NAMES = (
     "four_policies",
     "mooncake",
     "distserve",
+    "two_pools",
     "preble",
     "winners",
 )
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="which; all by default")
     parser.add_argument("--quick", action="store_true", help="small forms, not kept")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)  # what simulated fleets go through is no news
     for name in args.names or NAMES:
         print(f"\n# {name}", flush=True)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""DistServe (OSDI'24): what one pool can do. Two pools follow when they can be simulated.
+"""DistServe (OSDI'24): what one pool can do. (Two are in `two_pools`.)
 
 *13B*: one A100, 512 tokens in and 64 out, 90 % of the requests in time. *Prefill only* ends with
 the first token; *decode only* has prompts that cost nothing, and may wait 0.1 s for a place. The

@@ -6,8 +6,7 @@
 - *chunked*: colocated workers tuned for TPOT: least loaded, prefix cache on, 1,024 tokens a step.
 
 A prompt is one of 200 shared texts by a Zipf law and a part of its own; answers have 100 tokens.
-A fifth arm, prefill and decode in pools of their own with a sweep of the link, is one more entry in
-`ARMS` and one more in `SWEEPS` once the simulated fleet has pools.
+The fifth arm, prefill and decode in pools of their own with a sweep of the link, is in `two_pools`.
 """
 
 import random

@@ -66,6 +66,14 @@ def test_prefill_alone_does_more_than_both_together_and_decode_most() -> None:
     assert in_time[0] > in_time[1]
 
 
+def test_two_pools_hold_more_than_one_and_a_slow_link_costs_tpot() -> None:
+    gains, attained, links = small("two_pools").values()
+    assert column(gains, "two pools/s a GPU")[0] > column(gains, "one pool")[0]
+    assert column(attained, "TPOT in time %") == [100.0, 100.0]
+    fast, slow = column(links, "TPOT p50 ms")[1:]
+    assert fast <= slow
+
+
 PARTS = ("colocated", "prefill only", "decode only")
 
 

@@ -54,8 +54,9 @@ def size(
     json: Annotated[str | None, typer.Option(help="Where to write all figures.")] = None,
 ) -> None:
     """Memory, hits, replicas and transfers in closed form; seconds, no simulation."""
-    pairs = {"pools": _pair(pools, int), "pool_rates": _pair(pool_rates, float)}
-    path, flags = _flags(locals() | pairs)
+    path, flags = _flags(
+        locals() | {"pools": _pair(pools, int), "pool_rates": _pair(pool_rates, float)}
+    )
     assemble.run_size_plan(path, flags=flags)
 
 
