@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httptools
 import msgspec
+from msgspec import structs
 
 from expediter.cluster.client import Header
 
@@ -90,7 +91,7 @@ class KnownHeads:
             return
         if len(self._heads) >= MAX_KNOWN_HEADS:
             self._heads.clear()
-        self._heads[name] = KnownHead(request)
+        self._heads[name] = KnownHead(structs.replace(request))  # without its body, which comes
 
 
 def without_length(head: bytes) -> tuple[bytes, int | None]:
@@ -158,6 +159,10 @@ class RequestReader:
             data = rest
         if data:
             self._parse(data)
+
+    def abandon(self) -> None:
+        """Let go of a body that will never be complete; nothing more may be fed."""
+        self._pieces = []
 
     def _read_known(self, data: bytes) -> bytes | None:
         """Read a request whose head is known; returns what follows, or None if it is not known."""

@@ -141,6 +141,7 @@ class ClientConnection(asyncio.Protocol):
         """The client left: so does everything that runs for it."""
         self._server.connections.discard(self)
         self._pending.clear()
+        self._reader.abandon()
         if self.task is not None:
             self.task.cancel()
 
@@ -257,6 +258,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _served(self, request: HttpRequest) -> None:
         self.task = None
+        request.body = b""  # the reader has the request until the next one comes
         self._last_read = self._loop.time()
         self._on_writable = None
         if not request.keeps_alive or self._server.is_stopping:
