@@ -20,6 +20,7 @@ from expediter.errors import ConfigError
 from expediter.gateway.admission import Admission
 from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.handler import RequestHandler
+from expediter.gateway.memory import keep_freed_memory
 from expediter.gateway.metrics import GatewayMetrics
 from expediter.gateway.observations import Observations
 from expediter.gateway.prompts import PromptReader
@@ -147,6 +148,7 @@ class Gateway:
 
         Raises OSError if the address is taken.
         """
+        keep_freed_memory()
         await self._server.start()
         self._background = asyncio.create_task(self._run())
         self._background.add_done_callback(_report)
