@@ -51,6 +51,7 @@ ARROWS: dict[str, set[str]] = {
     "results": set(),
     "bench": {"workload", "results"},
     "planner": {"simulation", "scheduling", "routing", "workload", "results"},
+    "lab": {"planner", "simulation", "scheduling", "routing", "workload"},
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},

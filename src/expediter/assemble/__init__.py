@@ -6,6 +6,7 @@ from expediter.assemble.experiment import run_experiment
 from expediter.assemble.fleet import run_fleet
 from expediter.assemble.gateway import run_gateway
 from expediter.assemble.keys import new_key
+from expediter.assemble.lab import run_lab
 from expediter.assemble.planner import (
     run_goodput_plan,
     run_search_plan,
@@ -27,6 +28,7 @@ __all__ = [
     "run_fleet",
     "run_gateway",
     "run_goodput_plan",
+    "run_lab",
     "run_search_plan",
     "run_size_plan",
     "run_sweep",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from expediter.cli import bench, calibrate, configuration, keys, plan, serving, simulate, sweep
+from expediter.cli import bench, calibrate, configuration, keys, lab, plan, serving, simulate, sweep
 from expediter.errors import ConfigError, ExpediterError, ModelLoadError, WorkloadError
 from expediter.fleet.process import exit_with_parent
 
@@ -25,6 +25,7 @@ app.add_typer(simulate.app)
 app.add_typer(sweep.app)
 app.add_typer(bench.app)
 app.add_typer(calibrate.app)
+app.add_typer(lab.app)
 app.add_typer(plan.app, name="plan")
 app.add_typer(configuration.app, name="config")
 app.add_typer(keys.app, name="keys")

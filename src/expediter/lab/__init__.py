@@ -1,0 +1,1 @@
+"""A page to learn in: what routing, transfers and bursts do, computed as the sliders move."""
