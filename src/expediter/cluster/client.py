@@ -35,7 +35,7 @@ class BodyKind(Enum):
     UNTIL_CLOSE = "until-close"
 
 
-class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseHead(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Status line and headers as the worker sent them; `length` is set for `BodyKind.LENGTH`."""
 
     status: int

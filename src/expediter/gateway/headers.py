@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
+import msgspec
+
 from expediter.cluster.client import BodyKind, Header, ResponseHead
 
 HOP_BY_HOP = frozenset(
@@ -72,11 +74,25 @@ def _parse(head: bytes, is_head_request: bool) -> tuple[ResponseHead, bool]:
 _parse_known = lru_cache(MAX_REMEMBERED_HEADS)(_parse)
 
 
+class ShownHead(msgspec.Struct, frozen=True):
+    """What a client gets of a worker's head, and what it says: `lines` begin with the status."""
+
+    lines: bytes
+    names_request: bool
+    is_event_stream: bool
+
+
 @lru_cache(MAX_REMEMBERED_HEADS)
-def passed_on(headers: tuple[Header, ...]) -> bytes:
-    """The lines of a response's head that are not for this hop alone, nor the gateway's own."""
-    dropped = hop_by_hop(headers)
-    return render([h for h in headers if h[0] not in dropped and not h[0].startswith(OWN_PREFIX)])
+def shown(head: ResponseHead) -> ShownHead:
+    """All but the lines that are for this hop alone, or the gateway's own."""
+    dropped = hop_by_hop(head.headers)
+    kept = [h for h in head.headers if h[0] not in dropped and not h[0].startswith(OWN_PREFIX)]
+    content_type = head.header(b"content-type") or b""
+    return ShownHead(
+        lines=b"HTTP/1.1 %d %b\r\n%b" % (head.status, head.reason, render(kept)),
+        names_request=head.header(b"x-request-id") is not None,
+        is_event_stream=content_type.startswith(b"text/event-stream"),
+    )
 
 
 def _header(line: bytes) -> Header:

@@ -9,7 +9,7 @@ import re
 from expediter.cluster.client import BodyKind, Inflow, ResponseHead, Usage
 from expediter.cluster.decisions import Decision
 from expediter.errors import ClusterError
-from expediter.gateway.headers import passed_on
+from expediter.gateway.headers import ShownHead, shown
 from expediter.gateway.replies import failure_event
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
@@ -55,13 +55,12 @@ class ClientSink:
         unframed = head.body is BodyKind.UNTIL_CLOSE
         self._is_chunked = is_http11 and (unframed or head.body is BodyKind.CHUNKED)
         self._wraps = unframed and is_http11
-        self._is_event_stream = (head.header(b"content-type") or b"").startswith(
-            b"text/event-stream"
-        )
+        seen = shown(head)
+        self._is_event_stream = seen.is_event_stream
         self._ends_by_close = not is_http11 and (unframed or head.body is BodyKind.CHUNKED)
         if self._ends_by_close:
             self._request.keeps_alive = False
-        self._head = self._render_head(head)
+        self._head = self._render_head(seen)
         return is_http11
 
     def write(self, data: bytes) -> None:
@@ -99,10 +98,14 @@ class ClientSink:
 
     def usage(self) -> Usage | None:
         """See ResponseSink; an answer says it at its end, if at all."""
-        tail = self._before_last[-_USAGE_BYTES:] + self._last[-_USAGE_BYTES:]
-        if b'"prompt_tokens"' not in tail:
+        tail = self._last[-_USAGE_BYTES:]
+        if self._before_last:
+            tail = self._before_last[-_USAGE_BYTES:] + tail
+        prompt = tail.find(b'"prompt_tokens"')
+        if prompt < 0:
             return None
-        found = {name: int(number) for name, number in _USAGE.findall(tail)}
+        start = max(0, tail.rfind(b'"usage"', 0, prompt))  # the rest is mostly what was written
+        found = {name: int(number) for name, number in _USAGE.findall(tail, start)}
         if b"prompt" not in found:
             return None
         return Usage(
@@ -118,13 +121,10 @@ class ClientSink:
         else:
             self._inflow.pause_reading()
 
-    def _render_head(self, head: ResponseHead) -> bytes:
-        is_named = head.header(b"x-request-id") is not None
-        return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (
-            head.status,
-            head.reason,
-            passed_on(tuple(head.headers)),
-            b"" if is_named else b"x-request-id: %b\r\n" % self._request_id,
+    def _render_head(self, head: ShownHead) -> bytes:
+        return b"%b%b%b\r\n" % (
+            head.lines,
+            b"" if head.names_request else b"x-request-id: %b\r\n" % self._request_id,
             self._own_lines(),
         )
 
