@@ -12,10 +12,13 @@ nearer the front of the queue whenever both are free, and free whenever the pare
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from expediter.kvcache.block import FreeBlockQueue, KVCacheBlock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, KVCacheEvent
 from expediter.kvcache.prefix_cache import PrefixCache
+
+_by_id = attrgetter("block_id")
 
 
 class BlockPool:
@@ -38,7 +41,7 @@ class BlockPool:
         return self.num_total_blocks - len(self._free)
 
     def allocate(self, num_blocks: int) -> list[KVCacheBlock] | None:
-        """Blocks with one holder and no name, evicting what must go; None if too few are free."""
+        """Blocks with one holder and no name, ids rising, evicting what must go; None if too few."""
         if num_blocks > len(self._free):
             return None
         blocks = self._free.take_nameless(num_blocks)
@@ -46,6 +49,8 @@ class BlockPool:
             evicted = self._free.take_cached(num_blocks - len(blocks))
             self.events.append(BlockRemoved(block_hashes=self.cache.remove(evicted)))
             blocks += evicted
+        # Neighbours in one direction are one run of memory, for whoever copies a prompt's KV.
+        blocks.sort(key=_by_id)
         for block in blocks:
             block.ref_cnt = 1
         return blocks

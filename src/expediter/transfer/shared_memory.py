@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from numpy.lib.stride_tricks import as_strided
-
 from expediter.errors import TransferError
 from expediter.transfer.copy_plan import Slice, check_within
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.memory import PoolMemory
+from expediter.transfer.strided import at_source, at_target
 from expediter.transfer.transport import KVHandle, KVPeer, SharedMemoryHandle, host_id
 
 if TYPE_CHECKING:
@@ -79,17 +78,4 @@ class SharedMemoryTransport:
 def copy(source: "NDArray[np.uint8]", target: "NDArray[np.uint8]", slices: Sequence[Slice]) -> None:
     """Copy every slice from one flat array of bytes to another; all must lie within."""
     for piece in slices:
-        lengths = tuple(axis.length for axis in piece.axes)
-        shape = (*lengths, piece.num_bytes)
-        theirs = as_strided(
-            source[piece.source_offset :],
-            shape,
-            (*(axis.source_stride for axis in piece.axes), 1),
-            writeable=False,
-        )
-        ours = as_strided(
-            target[piece.target_offset :],
-            shape,
-            (*(axis.target_stride for axis in piece.axes), 1),
-        )
-        ours[...] = theirs
+        at_target(target, piece)[...] = at_source(source, piece)
