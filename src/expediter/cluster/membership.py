@@ -28,6 +28,8 @@ __all__ = ["Member", "Membership", "Model", "Subscribe", "Subscriber", "WorkerSt
 
 logger = logging.getLogger(__name__)
 
+_UP = WorkerStatus.UP  # on the way of every request, where the look-up in an enum costs 1 us
+
 Connect = Callable[[WorkerEndpoint], WorkerClient]
 
 
@@ -159,7 +161,7 @@ class Membership:
         return [
             m
             for m in self.members.values()
-            if m.health is WorkerStatus.UP
+            if m.health is _UP
             and not m.is_draining
             and (m.breaker.is_closed or m.breaker.allows())
         ]
