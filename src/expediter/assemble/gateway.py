@@ -17,6 +17,7 @@ from expediter.errors import ConfigError, GatewayFailed
 from expediter.gateway.admin import AdminServer, create_admin_app
 from expediter.gateway.gateway import Gateway
 from expediter.gateway.processes import Share, serve_processes
+from expediter.gateway.raw_traffic import raw_traffic_route
 from expediter.routing.policy import RoutingPolicy
 from expediter.tokenizer import load_tokenizer
 
@@ -83,7 +84,11 @@ class _Serving:
 
     async def _start(self) -> None:
         config, share = self._config, self._share
-        app = create_admin_app(self._gateway, token=None if share else config.admin.token)
+        app = create_admin_app(
+            self._gateway,
+            token=None if share else config.admin.token,
+            routes=[raw_traffic_route(self._gateway.dispatcher.traffic)] if share else [],
+        )
         admin = None
         if share is not None or config.admin.enabled:
             settings = AdminConfig() if share is not None else config.admin

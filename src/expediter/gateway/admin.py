@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 PORT_DISTANCE = 1000
 MAX_BODY_BYTES = 1024 * 1024
 GRACE_SECONDS = 1
+TRACE_SECONDS = 600
+MAX_DIGITS = 9
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -54,6 +56,7 @@ def create_admin_app(
             Route("/stats", paths.stats),
             Route("/config", paths.config),
             Route("/decisions", paths.decisions),
+            Route("/trace", paths.trace),
             Route("/workers", paths.workers, methods=["GET"]),
             Route("/workers", paths.add_worker, methods=["POST"]),
             Route("/workers/{worker_id:path}/drain", paths.drain, methods=["POST"]),
@@ -88,10 +91,12 @@ class _Paths:
         return _json(await self._operator.config())
 
     async def decisions(self, request: Request) -> Response:
-        limit = request.query_params.get("limit", str(DEFAULT_DECISIONS))
-        if not limit.isdecimal():
-            raise RequestError("limit must be a number", param="limit")
-        return _json(await self._operator.decisions(min(int(limit), MAX_DECISIONS)))
+        limit = _number(request, "limit", DEFAULT_DECISIONS)
+        return _json(await self._operator.decisions(min(limit, MAX_DECISIONS)))
+
+    async def trace(self, request: Request) -> Response:
+        lines = await self._operator.trace(_number(request, "seconds", TRACE_SECONDS))
+        return Response(lines, media_type="application/jsonl")
 
     async def workers(self, _: Request) -> Response:
         return _json(await self._operator.workers())
@@ -142,10 +147,10 @@ class _Door:
             response.headers["www-authenticate"] = "Bearer"
             return response
         host = headers.get(b"host", b"").decode("latin-1")
-        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not is_loopback(_hostname(host)):
             return _error(403, "without a token, call this port by a loopback address")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and method not in _SAFE_METHODS and urlsplit(origin).netloc != host:
+        if origin and method not in _SAFE_METHODS and origin.partition("://")[2] != host:
             return _error(403, "pages of other origins may change nothing here")
         return None
 
@@ -241,9 +246,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _hostname(host: str) -> str:
+    """The name in a Host header, without the port; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """A parameter of the query; raises RequestError if it is no whole number."""
+    given = request.query_params.get(name, str(default))
+    if not (given.isascii() and given.isdecimal() and len(given) <= MAX_DIGITS):
+        raise RequestError(f"{name} must be a number", param=name)
+    return int(given)
 
 
 async def _body(request: Request) -> bytes:

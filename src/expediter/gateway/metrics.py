@@ -1,8 +1,10 @@
 """What Prometheus sees: a collector that reads snapshots when it is asked, and counts nothing."""
 
+import asyncio
+import sys
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -15,6 +17,7 @@ from expediter.cluster.breaker import BreakerState
 from expediter.cluster.decisions import DecisionLog
 from expediter.cluster.membership import WorkerStatus
 from expediter.gateway.observations import Histogram
+from expediter.gateway.pair_reports import pair_metrics
 from expediter.gateway.replies import Reply
 from expediter.gateway.reports import Reports
 
@@ -43,6 +46,7 @@ class GatewayMetrics:
         self._reports = reports
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # memory, descriptors, CPU time
 
     def page(self) -> bytes:
         """A scrape."""
@@ -57,12 +61,20 @@ class GatewayMetrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, read now."""
+        """Everything, read now; in the event loop, whose tasks are counted."""
         log = self._reports.dispatcher.log
+        yield GaugeMetricFamily(
+            "expediter_tasks", "Requests and background work", value=len(asyncio.all_tasks())
+        )
+        yield GaugeMetricFamily(
+            "expediter_memory_blocks", "Blocks that Python uses", value=sys.getallocatedblocks()
+        )
         yield from _decision_metrics(log)
+        yield from pair_metrics(log)
         yield from self._request_metrics()
         yield from self._worker_metrics()
-        yield from _tally_metrics(log)
+        yield from self._reported_metrics()
+        yield from self._tally_metrics()
         yield from self._cache_metrics()
 
     def _request_metrics(self) -> Iterator[Metric]:
@@ -112,22 +124,63 @@ class GatewayMetrics:
             load.add_metric(label, work.tokens(worker_id))
         yield from (up, draining, breaker, opened, busy, load)
 
+    def _reported_metrics(self) -> Iterator[Metric]:
+        """What workers say of themselves; those that say nothing have no samples."""
+        usage = _gauge("expediter_worker_kv_usage", "Share of its KV memory in use, from 0 to 1")
+        running = _gauge("expediter_worker_running", "Requests it runs")
+        waiting = _gauge("expediter_worker_waiting", "Requests that wait there")
+        others = _gauge("expediter_worker_other_requests", "Requests there that others sent")
+        for worker_id, member in self._reports.membership.members.items():
+            load = member.load
+            if load is None:
+                continue
+            others.add_metric([worker_id], member.num_others)
+            running.add_metric([worker_id], load.num_running)
+            waiting.add_metric([worker_id], load.num_waiting)
+            if load.kv_usage is not None:
+                usage.add_metric([worker_id], load.kv_usage)
+        yield from (usage, running, waiting, others)
+
+    def _tally_metrics(self) -> Iterator[Metric]:
+        """Of workers that are still there, or the series would grow without end."""
+        tallies = self._reports.dispatcher.log.workers
+        for name, text in _TALLIES.items():
+            attribute = name if "tokens" in name else f"num_{name}"
+            counter = CounterMetricFamily(f"expediter_worker_{name}", text, labels=["worker"])
+            for worker_id in self._reports.membership.members:
+                if worker_id in tallies:
+                    counter.add_metric([worker_id], getattr(tallies[worker_id], attribute))
+            yield counter
+
     def _cache_metrics(self) -> Iterator[Metric]:
-        reports = self._reports
+        index, predictions = self._reports.index, self._reports.dispatcher.predictions
         blocks = GaugeMetricFamily(
             "expediter_index_blocks",
             "Blocks the index holds, told by events or assumed from placements",
             labels=["worker", "source"],
         )
         lost = CounterMetricFamily(
-            "expediter_kv_events_lost", "Times a worker's view was relearnt", labels=["worker"]
+            "expediter_kv_events_lost", "Times events were lost for good", labels=["worker"]
         )
-        for worker_id, member in reports.membership.members.items():
-            blocks.add_metric([worker_id, "events"], reports.index.num_blocks(worker_id))
-            assumed = reports.index.num_assumed_blocks(worker_id)
-            blocks.add_metric([worker_id, "assumed"], assumed)
+        relearnt = CounterMetricFamily(
+            "expediter_views_relearnt", "Times answers contradicted the view", labels=["worker"]
+        )
+        for worker_id, member in self._reports.membership.members.items():
+            blocks.add_metric([worker_id, "events"], index.num_blocks(worker_id))
+            blocks.add_metric([worker_id, "assumed"], index.num_assumed_blocks(worker_id))
             lost.add_metric([worker_id], sum(s.num_lost for s in member.subscribers.values()))
-        yield from (blocks, lost)
+            relearnt.add_metric([worker_id], predictions.num_relearnt.get(worker_id, 0))
+        yield from (blocks, lost, relearnt)
+        yield GaugeMetricFamily(
+            "expediter_index_bytes",
+            "Memory of the index, by what a block takes on average",
+            value=self._reports.index_bytes(),
+        )
+        yield CounterMetricFamily(
+            "expediter_kv_events_orphaned",
+            "Stored blocks left out because their parent is not known",
+            value=index.num_unknown_parents,
+        )
 
 
 def _decision_metrics(log: DecisionLog) -> Iterator[Metric]:
@@ -137,21 +190,12 @@ def _decision_metrics(log: DecisionLog) -> Iterator[Metric]:
     for reason, count in log.num_by_reason.items():
         decisions.add_metric([reason], count)
     yield decisions
-    retries = CounterMetricFamily("expediter_retries", "Placements after a worker had failed")
-    retries.add_metric([], log.num_retries)
-    yield retries
-    unplaced = CounterMetricFamily("expediter_unplaced", "Requests for which no worker was left")
-    unplaced.add_metric([], log.num_unplaced)
-    yield unplaced
-
-
-def _tally_metrics(log: DecisionLog) -> Iterator[Metric]:
-    for name, text in _TALLIES.items():
-        attribute = name if "tokens" in name else f"num_{name}"
-        counter = CounterMetricFamily(f"expediter_worker_{name}", text, labels=["worker"])
-        for worker_id, tally in log.workers.items():
-            counter.add_metric([worker_id], getattr(tally, attribute))
-        yield counter
+    for name, text, count in (
+        ("retries", "Placements after a worker had failed", log.num_retries),
+        ("retries_refused", "Retries there was no budget for", log.num_retries_refused),
+        ("unplaced", "Requests for which no worker was left", log.num_unplaced),
+    ):
+        yield CounterMetricFamily(f"expediter_{name}", text, value=count)
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

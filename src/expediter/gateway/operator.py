@@ -40,6 +40,10 @@ class Operator(Protocol):
         """The last decisions, newest first."""
         ...
 
+    async def trace(self, seconds: int) -> bytes:
+        """The requests of the last so many seconds, in Mooncake's format."""
+        ...
+
     async def stats(self) -> Json:
         """A snapshot for a dashboard."""
         ...
@@ -86,6 +90,10 @@ class GatewayOperator:
     async def decisions(self, limit: int) -> list[Json]:
         """See Operator."""
         return self._gateway.reports.decisions(limit)
+
+    async def trace(self, seconds: int) -> bytes:
+        """See Operator."""
+        return self._gateway.dispatcher.traffic.jsonl(seconds=seconds)
 
     async def stats(self) -> Json:
         """See Operator."""

@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +21,14 @@ from expediter.config import GatewayConfig
 from expediter.errors import ConfigError, GatewayFailed
 from expediter.gateway.admin import AdminServer, create_admin_app
 from expediter.gateway.processes_operator import ProcessesOperator
+from expediter.gateway.reconfigure import settled
+from expediter.gateway.restarts import RestartPause
 from expediter.gateway.shared_load import LoadTable, SharedWork, create_memory
+from expediter.gateway.standing_orders import StandingOrders
 
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
-RESTART_SECONDS = 0.5
 KILL_SECONDS = 5.0  # beyond what requests may take to finish
 
 
@@ -74,14 +77,16 @@ async def serve_processes(read: Callable[[], GatewayConfig], *, command: list[st
 
 class _Parent:
     def __init__(self, config: GatewayConfig, command: list[str], folder: Path) -> None:
-        self._config = config
+        self._config = self._read_config = config
         self._command = command
         self._load_fd = create_memory(config.processes)
         self._table = LoadTable(self._load_fd, config.processes)
         self._paths = [folder / f"{number}.sock" for number in range(config.processes)]
         self._listeners = [_unix_listener(path) for path in self._paths]
         self._running: dict[int, asyncio.subprocess.Process] = {}
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
+        self._orders = StandingOrders()
+        self._operator = ProcessesOperator(self._paths, running=self._running, orders=self._orders)
 
     async def run(self, read: Callable[[], GatewayConfig], port: int) -> None:
         stop = asyncio.Event()
@@ -111,22 +116,27 @@ class _Parent:
         config = self._config.admin
         if not config.enabled:
             return None
-        app = create_admin_app(ProcessesOperator(self._paths), token=config.token)
+        app = create_admin_app(self._operator, token=config.token)
         return AdminServer(app, config, gateway_port=port)
 
     async def _keep(self, number: int) -> None:
         """Run one process until the end, again and again if need be."""
-        while not self._is_stopping:
+        loop, pause = asyncio.get_running_loop(), RestartPause()
+        while not self._stopping.is_set():
+            began = loop.time()
             status = await self._run_one(number)
             self._table.wipe(number)
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             if status == CONFIG_ERROR_STATUS:
                 raise GatewayFailed(f"gateway process {number} cannot start: it said why above")
+            seconds = pause.after(loop.time() - began)
             logger.error(
-                "gateway process %d ended with status %d: starting it again", number, status
+                "gateway process %d ended with status %d; starting it again in %g s",
+                *(number, status, seconds),
             )
-            await asyncio.sleep(RESTART_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _run_one(self, number: int) -> int:
         share = Share(
@@ -144,15 +154,17 @@ class _Parent:
             start_new_session=True,
         )
         self._running[number] = process
-        if self._is_stopping:
+        if self._stopping.is_set():
             process.terminate()
+        restoring = asyncio.create_task(self._operator.restore(number))
         try:
             return await process.wait()
         finally:
+            restoring.cancel()
             del self._running[number]
 
     async def _stop(self) -> None:
-        self._is_stopping = True
+        self._stopping.set()
         self._pass_on(signal.SIGTERM)
         waits = [asyncio.create_task(p.wait()) for p in self._running.values()]
         if waits:
@@ -168,11 +180,14 @@ class _Parent:
     def _reload(self, read: Callable[[], GatewayConfig]) -> None:
         """Let every process read the settings again, unless they cannot be used."""
         try:
-            read()
+            new = read()
+            self._orders.overrule(self._read_config, new)
         except ConfigError as error:
             logger.error("the settings stay as they were: %s", error)
             self._pass_on(signal.SIGUSR1)
             return
+        self._read_config = new
+        self._config = settled(self._config, new)[0]
         self._pass_on(signal.SIGHUP)
 
 

@@ -1,23 +1,30 @@
-"""Several processes operated as one: reports are added up, orders go to every process."""
+"""Several processes operated as one: reports are added up, orders go to every process.
+
+A process that is down or starting has no part in reports. It gets the orders that hold once it
+answers, and whoever gives one meanwhile is told that it is still to come.
+"""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Container, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from expediter.errors import RequestError
+from expediter.gateway.merged_reports import merged_counts, merged_metrics, merged_workers
+from expediter.gateway.raw_traffic import RAW_TRAFFIC, merged_trace
 from expediter.gateway.reports import Json
+from expediter.gateway.standing_orders import POLICY, WORKERS, Order, StandingOrders
 
-ASK_SECONDS = 10.0
-_OF_A_WORKER = frozenset({"num_running", "num_waiting", "kv_usage"})
-"""What a worker says of itself is the same in every process."""
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS = 5.0
+RESTORE_TRIES = 10
+RESTORE_SECONDS = 1.0  # between two tries: a worker may have to be discovered first
 
 
 class ProcessUnavailable(RequestError):
@@ -30,152 +37,164 @@ class ProcessUnavailable(RequestError):
 class ProcessesOperator:
     """See Operator; `paths` are the sockets on which the processes are operated."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, running: Container[int], orders: StandingOrders
+    ) -> None:
+        """`running` are the numbers of those that have not died."""
         self._paths = paths
+        self._running = running
+        self._orders = orders
+        self._giving = asyncio.Lock()
 
     async def metrics(self) -> bytes:
         """Every process's metrics, told apart by the label `process`; one that is down has none."""
-        answers = [self._ask(path, "GET", "/metrics") for path in self._paths]
-        pages = await asyncio.gather(*answers, return_exceptions=True)
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Merged(pages))
-        return generate_latest(registry)
+        return merged_metrics(await self._pages("/metrics"))
 
     async def readiness(self) -> Json:
-        """Ready if every process is: any of them may get the next connection."""
-        found: list[Json] = await self._all("GET", "/ready")
-        return next((each for each in found if not each["ready"]), found[0])
+        """Ready if every process that answers is: any of them may get the next connection."""
+        found = await self._reports("/ready")
+        return next((each for each in found.values() if not each["ready"]), _first(found))
 
     async def workers(self) -> list[Json]:
         """Every worker, with what all processes have in flight there."""
-        return merged_workers(await self._all("GET", "/workers"))
+        found = await self._reports("/workers")
+        return merged_workers(list(found.values()))
 
     async def decisions(self, limit: int) -> list[Json]:
         """The last decisions of all, newest first."""
-        found = await self._all("GET", f"/decisions?limit={limit}")
+        found = await self._reports(f"/decisions?limit={limit}")
         decisions = [
             {"process": number, **decision}
-            for number, decisions in enumerate(found)
+            for number, decisions in found.items()
             for decision in decisions
         ]
         return sorted(decisions, key=lambda decision: decision["age_seconds"])[:limit]
 
+    async def trace(self, seconds: int) -> bytes:
+        """The requests of all processes, in order of arrival."""
+        return merged_trace((await self._pages(f"{RAW_TRAFFIC}?seconds={seconds}")).values())
+
     async def stats(self) -> Json:
         """The sum of all snapshots."""
-        found = await self._all("GET", "/stats")
+        found = list((await self._reports("/stats")).values())
         workers = merged_workers([stats.pop("workers") for stats in found])
-        return {"num_processes": len(found), **_sum(found), "workers": workers}
+        return {
+            "num_processes": len(self._paths),
+            "num_answering": len(found),
+            **merged_counts(found),
+            "workers": workers,
+        }
 
     async def config(self) -> Json:
-        """The first process's, as they are all the same."""
-        return await self._first("GET", "/config")
+        """The first process's; should others have different ones, it says which."""
+        found = await self._reports("/config")
+        first = _first(found)
+        others = [number for number, config in found.items() if config != first]
+        return {**first, "differing-processes": others} if others else first
 
     async def add_worker(self, endpoint: bytes) -> Json:
         """See Operator."""
-        return await self._first("POST", "/workers", endpoint)
+        return await self._order(Order("POST", WORKERS, endpoint))
 
     async def remove_worker(self, worker_id: str) -> Json:
         """See Operator."""
-        return await self._first("DELETE", f"/workers/{quote(worker_id)}")
+        return await self._order(Order("DELETE", f"{WORKERS}/{quote(worker_id)}"))
 
     async def drain(self, worker_id: str, *, drains: bool) -> Json:
         """See Operator."""
         verb = "drain" if drains else "undrain"
-        return await self._first("POST", f"/workers/{quote(worker_id)}/{verb}")
+        return await self._order(Order("POST", f"{WORKERS}/{quote(worker_id)}/{verb}"))
 
     async def use_policy(self, changes: bytes) -> Json:
         """See Operator."""
-        return await self._first("POST", "/policy", changes)
+        return await self._order(Order("POST", POLICY, changes))
 
-    async def _first(self, method: str, target: str, body: bytes = b"") -> Json:
-        """Ask every process; the first one's answer stands for all."""
-        answers = await self._all(method, target, body)
-        found: Json = answers[0]
+    async def restore(self, number: int) -> None:
+        """Give a process that has just been started the orders that hold, once it answers."""
+        while True:
+            try:
+                await self._ask(number, Order("GET", "/health"))
+                break
+            except ProcessUnavailable:
+                await asyncio.sleep(RESTORE_SECONDS)
+        orders = self._orders.all()
+        for _ in range(RESTORE_TRIES):
+            async with self._giving:
+                orders = [order for order in orders if not await self._is_given(number, order)]
+            if not orders:
+                return
+            await asyncio.sleep(RESTORE_SECONDS)
+
+    async def _is_given(self, number: int, order: Order) -> bool:
+        """Give an order again; False if it should be given once more: its worker is yet to come."""
+        try:
+            await self._ask(number, order)
+        except RequestError as error:
+            logger.info("process %d, %s %s: %s", number, order.method, order.target, error)
+            return error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
+        return True
+
+    async def _order(self, order: Order) -> Json:
+        """Give it to every process; raises RequestError if none took it, or only some."""
+        async with self._giving:
+            numbers = range(len(self._paths))
+            asked = [self._ask(number, order) for number in numbers]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            found = [msgspec.json.decode(each) for each in answers if isinstance(each, bytes)]
+            errors = {n: e for n, e in enumerate(answers) if isinstance(e, BaseException)}
+            pending = [n for n, e in errors.items() if isinstance(e, ProcessUnavailable)]
+            refusals = [e for n, e in errors.items() if n not in pending]
+            if not found:
+                raise next(iter([*refusals, *errors.values()]))
+            worker_id = found[0]["worker_id"] if order.target.startswith(WORKERS) else None
+            self._orders.keep(order, worker_id=worker_id)
+        if refusals:
+            raise RequestError(f"{len(found)} of the processes did it, but: {refusals[0]}")
+        first: Json = found[0]
+        return {**first, "pending_processes": pending} if pending else first
+
+    async def _reports(self, target: str) -> dict[int, Any]:
+        pages = await self._pages(target)
+        return {number: msgspec.json.decode(page) for number, page in pages.items()}
+
+    async def _pages(self, target: str) -> dict[int, bytes]:
+        """What the processes say, by number; raises ProcessUnavailable if none answers."""
+        numbers = range(len(self._paths))
+        asked = [self._ask(number, Order("GET", target)) for number in numbers]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ProcessUnavailable):
+                raise answer
+        found = {n: page for n, page in enumerate(answers) if isinstance(page, bytes)}
+        if not found:
+            raise ProcessUnavailable("no gateway process answers")
         return found
 
-    async def _all(self, method: str, target: str, body: bytes = b"") -> list[Any]:
-        answers = [self._ask(path, method, target, body) for path in self._paths]
-        return [msgspec.json.decode(answer) for answer in await asyncio.gather(*answers)]
-
-    async def _ask(self, path: Path, method: str, target: str, body: bytes = b"") -> bytes:
+    async def _ask(self, number: int, order: Order) -> bytes:
         """One process's answer; raises RequestError if it refused or said nothing."""
+        if number not in self._running:
+            raise ProcessUnavailable(f"gateway process {number} is down")
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(path)
+                reader, writer = await asyncio.open_unix_connection(self._paths[number])
                 try:
                     head = (
-                        f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-                        f"content-length: {len(body)}\r\n\r\n"
+                        f"{order.method} {order.target} HTTP/1.1\r\nhost: localhost\r\n"
+                        f"connection: close\r\ncontent-length: {len(order.body)}\r\n\r\n"
                     )
-                    writer.write(head.encode() + body)
+                    writer.write(head.encode() + order.body)
                     status, answer = _parsed(await reader.read())
                 finally:
                     writer.close()
         except (OSError, TimeoutError, ValueError) as error:
-            raise ProcessUnavailable(f"gateway process {path.stem} did not answer") from error
-        if status >= HTTPStatus.BAD_REQUEST and not target.startswith("/ready"):
+            raise ProcessUnavailable(f"gateway process {number} did not answer") from error
+        if status >= HTTPStatus.BAD_REQUEST and order.target != "/ready":
             raise _refusal(status, answer)
         return answer
 
 
-class _Merged:
-    """Pages of metrics as one, each sample with its process."""
-
-    def __init__(self, pages: Sequence[bytes | BaseException]) -> None:
-        self._pages = pages
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for number, page in enumerate(self._pages):
-            if isinstance(page, BaseException):
-                continue
-            for family in text_string_to_metric_families(page.decode()):
-                merged = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                for sample in family.samples:
-                    labels = {**sample.labels, "process": str(number)}
-                    merged.add_sample(sample.name, labels, sample.value)
-        yield from families.values()
-
-
-def merged_workers(found: Sequence[Sequence[Mapping[str, Any]]]) -> list[Json]:
-    """Each worker once: counts are added, the rest is as the first process has it."""
-    merged: dict[str, Json] = {}
-    for workers in found:
-        for worker in workers:
-            name = worker["worker_id"]
-            if name not in merged:
-                merged[name] = dict(worker)
-                continue
-            for key, value in worker.items():
-                if _is_count(value) and key not in _OF_A_WORKER:
-                    merged[name][key] = merged[name].get(key, 0) + value
-    return list(merged.values())
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """Counts added, dicts by key, histograms' counts by place; other values as the first has."""
-    first = next((value for value in values if value), values[0])
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for value in values for key in value)
-        return {key: _merge_key(key, [v[key] for v in values if key in v]) for key in keys}
-    if _is_count(first):
-        return sum(values)
-    return first
-
-
-def _merge_key(key: str, values: Sequence[Any]) -> Any:
-    if key == "uptime_seconds":
-        return max(values)
-    if key == "counts":
-        rows = [row for row in values if row]
-        return [sum(column) for column in zip(*rows, strict=True)]
-    return _sum(values)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _first(found: dict[int, Json]) -> Json:
+    return next(iter(found.values()))
 
 
 def _parsed(answer: bytes) -> tuple[int, bytes]:

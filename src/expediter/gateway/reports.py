@@ -18,6 +18,10 @@ from expediter.routing.prefix_index import PrefixIndex
 
 MAX_DECISIONS = 1000
 DEFAULT_DECISIONS = 100
+EVENT_BLOCK_BYTES = 200
+ASSUMED_BLOCK_BYTES = 160
+"""What a block at a worker takes in the index, with its names, as measured."""
+
 LATENCIES = {
     "ttft_seconds": "ttft",
     "time_per_output_token_seconds": "token",
@@ -74,6 +78,15 @@ class Reports:
         """One of them; KeyError if there is none of that name."""
         return self._worker(self.membership.members[worker_id])
 
+    def index_bytes(self) -> int:
+        """About how much memory the index takes."""
+        index, worker_ids = self.index, self.membership.members
+        return sum(
+            index.num_blocks(worker_id) * EVENT_BLOCK_BYTES
+            + index.num_assumed_blocks(worker_id) * ASSUMED_BLOCK_BYTES
+            for worker_id in worker_ids
+        )
+
     def decisions(self, limit: int = DEFAULT_DECISIONS) -> list[Json]:
         """The last decisions, newest first."""
         recent = list(self.dispatcher.log.recent)
@@ -90,6 +103,7 @@ class Reports:
                 "in_flight": sum(work.num_requests(worker_id) for worker_id in worker_ids),
                 "placed": sum(log.num_by_reason.values()),
                 "retries": log.num_retries,
+                "retries_refused": log.num_retries_refused,
                 "unplaced": log.num_unplaced,
             },
             "statuses": _statuses(series),
@@ -99,6 +113,7 @@ class Reports:
                 name: _histogram([getattr(found, attribute) for found in series])
                 for name, attribute in LATENCIES.items()
             },
+            "index_bytes": self.index_bytes(),
             "workers": self.workers(),
         }
 
@@ -109,6 +124,7 @@ class Reports:
         return {
             "worker_id": worker_id,
             "url": member.endpoint.url,
+            "role": member.endpoint.role,
             "status": member.status,
             "breaker": member.breaker.state,
             "is_draining": member.is_draining,
@@ -118,6 +134,8 @@ class Reports:
             "load_tokens": work.tokens(worker_id),
             "num_blocks": self.index.num_blocks(worker_id),
             "num_assumed_blocks": self.index.num_assumed_blocks(worker_id),
+            "num_relearnt": self.dispatcher.predictions.num_relearnt.get(worker_id, 0),
+            "num_others": member.num_others,
             "num_running": load.num_running if load is not None else None,
             "num_waiting": load.num_waiting if load is not None else None,
             "kv_usage": load.kv_usage if load is not None else None,

@@ -17,7 +17,7 @@ import numpy as np
 
 from expediter.clock import Clock
 from expediter.load import WorkerId
-from expediter.routing.outstanding import OutstandingWork, Work
+from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork, Work
 
 MAX_WORKERS = 4096
 REFRESH_SECONDS = 0.002
@@ -115,6 +115,11 @@ class SharedWork(OutstandingWork):
         """All processes' work at the worker."""
         return self.own.tokens(worker_id) + self._elsewhere(worker_id)[0]
 
+    def prefill_tokens(self, worker_id: WorkerId) -> float:
+        """This process's, and what the others have besides answers of the usual length."""
+        tokens, num_requests = self._elsewhere(worker_id)
+        return self.own.prefill_tokens(worker_id) + max(0.0, tokens - num_requests * OTHERS_TOKENS)
+
     def num_requests(self, worker_id: WorkerId) -> int:
         """All processes' requests at the worker."""
         return self.own.num_requests(worker_id) + int(self._elsewhere(worker_id)[1])
@@ -168,13 +173,10 @@ class _Others:
 
     def read(self) -> None:
         """Add up what the rows say now."""
+        if any(self._table.version(row) != self._versions.get(row) for row in self._rows):
+            self._learn()
         sums = np.zeros((2, len(self._place_of)))
         for row in self._rows:
-            if self._table.version(row) != self._versions.get(row):
-                self._learn(row)
-                sums = np.concatenate(
-                    (sums, np.zeros((2, len(self._place_of) - sums.shape[1]))), axis=1
-                )
             places = self._places[row]
             sums[0, places] += self._table.tokens[row, : len(places)]
             sums[1, places] += self._table.requests[row, : len(places)]
@@ -191,13 +193,15 @@ class _Others:
         tokens, requests = self._sums
         return (tokens[place], requests[place]) if 0 <= place < len(tokens) else (0.0, 0.0)
 
-    def _learn(self, row: int) -> None:
-        """Which workers the row's columns are for."""
-        self._versions[row] = self._table.version(row)
-        self._places[row] = [
-            self._place_of.setdefault(name, len(self._place_of))
-            for name in self._table.column_names(row)
-        ]
+    def _learn(self) -> None:
+        """Which workers the rows' columns are for: only those that some row has now."""
+        self._place_of.clear()
+        for row in self._rows:
+            self._versions[row] = self._table.version(row)
+            self._places[row] = [
+                self._place_of.setdefault(name, len(self._place_of))
+                for name in self._table.column_names(row)
+            ]
 
 
 def hash_name(worker_id: WorkerId) -> int:
