@@ -168,8 +168,11 @@ class Membership:
 
     def is_adapter(self, model: str) -> bool:
         """Whether workers say that the model is an adapter of another."""
-        cards = (member.models.get(model) for member in self.members.values())
-        return any(card is not None and card.parent is not None for card in cards)
+        for member in self.members.values():
+            card = member.models.get(model)
+            if card is not None and card.parent is not None:
+                return True
+        return False
 
     def suspect(self, worker_id: WorkerId, error: ClusterError) -> None:
         """A request failed there: one that refuses is down, any other is probed at once."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 import xxhash
@@ -34,6 +35,7 @@ class _Role(msgspec.Struct):
 
 
 _role = msgspec.json.Decoder(_Role)
+_message = msgspec.json.Decoder(dict[str, Any])
 
 
 class Conversations:
@@ -183,7 +185,7 @@ def _by_turns(messages: Sequence[msgspec.Raw]) -> list[list[msgspec.Raw]]:
 
 
 def _decode(turn: Sequence[msgspec.Raw]) -> list[Message]:
-    messages: list[Message] = [msgspec.json.decode(message, type=dict) for message in turn]
+    messages: list[Message] = [_message.decode(message) for message in turn]
     if messages[0].get("role") == "tool":  # spelled with escapes: its turn began before
         raise RequestError("a tool's result without its turn", param="messages")
     return messages

@@ -59,11 +59,11 @@ class CacheAware:
 
     def _eligible(self, view: ClusterView) -> list[WorkerView]:
         """The workers that are not overloaded; the least loaded always is one of them."""
-        mean = sum(w.load_tokens for w in view.workers) / len(view.workers)
-        limit = (1 + self._max_imbalance) * mean
+        loads = [w.load_tokens for w in view.workers]
+        limit = (1 + self._max_imbalance) * sum(loads) / len(loads)
+        if max(loads) <= limit + self._slack_tokens:
+            return list(view.workers)
         free = [w for w in view.workers if w.load_tokens <= limit + self._slack_tokens]
-        if len(free) == len(view.workers):
-            return free
         elsewhere = max(view.matched_tokens(w.worker_id) for w in free)
         return [
             w
