@@ -14,6 +14,7 @@ from expediter.gateway.framing import BadFraming, Body, ChunkedBody, LengthBody,
 from expediter.gateway.headers import BadHead, parse_response_head
 
 MAX_HEAD_BYTES = 256 * 1024
+_CHUNKED, _UNTIL_CLOSE = BodyKind.CHUNKED, BodyKind.UNTIL_CLOSE  # found faster than in the enum
 
 
 class HttpExchange:
@@ -92,7 +93,7 @@ class HttpExchange:
         """The connection is gone, which ends the answer one way or another."""
         if self.is_over:
             return
-        if self._head is not None and self._head.body is BodyKind.UNTIL_CLOSE:
+        if self._head is not None and self._head.body is _UNTIL_CLOSE:
             self._start()
             self._finish()
         else:
@@ -185,9 +186,9 @@ class HttpExchange:
         head = self._head
         assert head is not None
         wants_framing = self._sink.start(head, self)
-        if head.body is BodyKind.CHUNKED:
+        if head.body is _CHUNKED:
             self._body = ChunkedBody(unwraps=not wants_framing)
-        elif head.body is BodyKind.UNTIL_CLOSE:
+        elif head.body is _UNTIL_CLOSE:
             self._body = UntilCloseBody()
         else:
             self._body = LengthBody(head.length)
