@@ -21,6 +21,7 @@ from expediter.scheduling.scheduler import Scheduler
 from expediter.tokenizer import Tokenizer
 from expediter.tokenizer.chat_template import ChatTemplate
 from expediter.tokenizer.token_bytes import byte_characters
+from expediter.worker.handover.contract import Handover
 from expediter.worker.worker import PublishEvents, Worker
 
 BLOCK_SIZE = 4
@@ -138,6 +139,7 @@ def build(
     max_batched_tokens: int = 64,
     has_chunks: bool = True,
     publish: PublishEvents | None = None,
+    handover: Handover | None = None,
 ) -> Rig:
     """`publish` gets the events, if given, instead of the rig's `batches`."""
     model = model or HashModel()
@@ -159,7 +161,7 @@ def build(
     def keep(events: Sequence[KVCacheEvent]) -> None:
         batches.append(list(events))
 
-    worker = Worker(scheduler=scheduler, executor=model, publish=publish or keep)
+    worker = Worker(scheduler=scheduler, executor=model, publish=publish or keep, handover=handover)
     return Rig(model, worker, batches)
 
 

@@ -13,6 +13,7 @@ from hash_engine import BLOCK_SIZE, VOCAB_SIZE, HashModel, Rig, build, byte_toke
 from openai.types.chat import ChatCompletionMessageParam
 
 from expediter.config import KVCacheConfig, WorkerConfig
+from expediter.worker.handover.live import LiveHandover
 from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
@@ -69,14 +70,23 @@ async def live_server(
     *,
     config: WorkerConfig | None = None,
     publisher: KVEventPublisher | None = None,
+    handover: LiveHandover | None = None,
     **options: Any,
 ) -> AsyncIterator[Live]:
     """Runs until the block ends; the requests that are left then are aborted."""
-    rig = build(model, publish=publisher.publish if publisher else None, **options)
+    publish = publisher.publish if publisher else None
+    rig = build(model, publish=publish, handover=handover, **options)
+    if handover is not None:
+        await handover.start()
     config = config or WorkerConfig(port=0, kv_cache=KVCacheConfig(block_size=BLOCK_SIZE))
     served = served_model(options.get("max_model_len", 512))
     app = create_app(
-        rig.worker, config=config, model=served, publisher=publisher, clock=lambda: 0.0
+        rig.worker,
+        config=config,
+        model=served,
+        publisher=publisher,
+        handover=handover,
+        clock=lambda: 0.0,
     )
     listener = listen(config)
     port = listener.getsockname()[1]

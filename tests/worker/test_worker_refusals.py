@@ -17,6 +17,23 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = {"messages": HELLO}
 
 
+def sends(**fields: object) -> dict[str, object]:
+    """A body's part that asks for a prompt's KV to be handed over."""
+    return {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, **fields}}
+
+
+def receives(**fields: object) -> dict[str, object]:
+    """The other half."""
+    params = {
+        "do_remote_prefill": True,
+        "remote_request_id": "r",
+        "remote_engine_id": "e",
+        "remote_host": "127.0.0.1",
+        "remote_port": 9,
+    }
+    return {"kv_transfer_params": {**params, **fields}}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def live() -> AsyncIterator[Live]:
     async with live_server() as running:
@@ -44,7 +61,15 @@ async def live() -> AsyncIterator[Live]:
         ({**X, "logit_bias": {"1": 2}}, "logit_bias", "only be {} or null"),
         ({**X, "prompt_logprobs": 1}, "prompt_logprobs", "only be null"),
         ({**X, "response_format": {"type": "json_object"}}, "response_format", '"text"'),
-        ({**X, "kv_transfer_params": {"a": 1}}, "kv_transfer_params", "null"),
+        ({**X, **sends()}, "kv_transfer_params", "moves no KV"),
+        ({**X, **sends(do_remote_decode=1)}, "kv_transfer_params.do_remote_decode", "bool"),
+        ({**X, **sends(do_remote_prefill=True)}, "kv_transfer_params", "both"),
+        ({**X, **sends(), "n": 2}, "kv_transfer_params", "max_tokens 1, n 1"),
+        ({**X, **sends(), "max_tokens": 2}, "kv_transfer_params", "max_tokens 1, n 1"),
+        ({**X, **sends(transfer_id="a b")}, "kv_transfer_params.transfer_id", "regex"),
+        ({**X, **receives(remote_port=None)}, "kv_transfer_params", "needs remote_engine_id"),
+        ({**X, **receives(remote_port=0)}, "kv_transfer_params.remote_port", ">= 1"),
+        ({**X, **receives()}, "kv_transfer_params", "moves no KV"),
         ({**X, "stream_options": {"include_usage": True}}, "stream_options", "with stream"),
         ({**X, "echo": True, "logprobs": 1}, "echo", "without logprobs"),
         ({**X, "request_id": "a b"}, "request_id", "regex"),

@@ -7,20 +7,26 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 from msgspec.structs import replace
 
+from expediter.assemble.handover import build_handover
 from expediter.config import WorkerConfig, cache_dir
 from expediter.engine import default_model
 from expediter.fleet.plan import require_free_port
 from expediter.kvcache.manager import KVCacheManager
 from expediter.scheduling.scheduler import Scheduler
-from expediter.tokenizer import load_tokenizer
+from expediter.tokenizer import Tokenizer, load_tokenizer
+from expediter.worker.handover.live import LiveHandover
 from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
 from expediter.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from expediter.engine.executor import TorchExecutor
 
 
 def run_worker(config: WorkerConfig, *, environ: Mapping[str, str]) -> None:
@@ -57,38 +63,50 @@ async def _serve_worker(config: WorkerConfig) -> None:
     from expediter.engine.executor import load_executor
 
     tokenizer = load_tokenizer(Path(config.engine.model))
-    eos_token_ids = tokenizer.eos_token_ids
-    executor = load_executor(config.engine, config.kv_cache, eos_token_ids=eos_token_ids)
+    executor = load_executor(config.engine, config.kv_cache, eos_token_ids=tokenizer.eos_token_ids)
     try:
-        publisher = build_publisher(config)
-        scheduler = Scheduler(
-            config.scheduler,
-            kv_cache=KVCacheManager(
-                config.kv_cache,
-                num_blocks=executor.num_blocks,
-                namespace=dataclasses.replace(executor.namespace, tokenizer=tokenizer.fingerprint),
-            ),
-            clock=time.monotonic,
-            max_model_len=executor.spec.max_model_len,
-            eos_token_ids=eos_token_ids,
-        )
-        publish = publisher.publish if publisher is not None else None
-        worker = Worker(scheduler=scheduler, executor=executor, publish=publish)
-        model = ServedModel(
-            name=config.served_model_name or executor.spec.name,
-            tokenizer=tokenizer,
-            vocab_size=executor.vocab_size,
-            max_model_len=executor.spec.max_model_len,
-        )
-        await serve(
-            create_app(worker, config=config, model=model, publisher=publisher),
-            listener=listen(config),
-            worker=worker,
-            publisher=publisher,
-            shutdown_seconds=config.shutdown_seconds,
-        )
+        async with build_handover(config, executor, tokenizer=tokenizer) as handover:
+            await _serve_executor(config, executor, tokenizer=tokenizer, handover=handover)
     finally:
         await executor.close()
+
+
+async def _serve_executor(
+    config: WorkerConfig,
+    executor: "TorchExecutor",
+    *,
+    tokenizer: Tokenizer,
+    handover: LiveHandover | None,
+) -> None:
+    publisher = build_publisher(config)
+    scheduler = Scheduler(
+        config.scheduler,
+        kv_cache=KVCacheManager(
+            config.kv_cache,
+            num_blocks=executor.num_blocks,
+            namespace=dataclasses.replace(executor.namespace, tokenizer=tokenizer.fingerprint),
+        ),
+        clock=time.monotonic,
+        max_model_len=executor.spec.max_model_len,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    publish = publisher.publish if publisher is not None else None
+    worker = Worker(scheduler=scheduler, executor=executor, publish=publish, handover=handover)
+    if handover is not None:
+        await handover.start()
+    model = ServedModel(
+        name=config.served_model_name or executor.spec.name,
+        tokenizer=tokenizer,
+        vocab_size=executor.vocab_size,
+        max_model_len=executor.spec.max_model_len,
+    )
+    await serve(
+        create_app(worker, config=config, model=model, publisher=publisher, handover=handover),
+        listener=listen(config),
+        worker=worker,
+        publisher=publisher,
+        shutdown_seconds=config.shutdown_seconds,
+    )
 
 
 def build_publisher(config: WorkerConfig) -> KVEventPublisher | None:

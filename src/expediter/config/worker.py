@@ -37,10 +37,29 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     seed: int = 0
 
 
+class TransferConfig(Section, frozen=True, kw_only=True):
+    """Moving KV between workers. Other workers connect to `port` (0: any) of the worker's host.
+
+    `advertised_host` is how they reach it if that is another name. Blocks are held for
+    `lease_seconds`; `patience_seconds` is how long one that asks may be ahead of its request.
+    """
+
+    enabled: bool = True
+    port: Port = 0
+    advertised_host: str | None = None
+    lease_seconds: Seconds = 30.0  # vLLM's `kv_lease_duration`
+    patience_seconds: Seconds = 10.0
+    transports: tuple[Literal["shared-memory"], ...] = ("shared-memory",)  # best first
+
+
 class WorkerConfig(Section, frozen=True, kw_only=True):
-    """One worker's HTTP server. `kv_events` and `kv_replay` are ZeroMQ endpoints to bind."""
+    """One worker's HTTP server. `kv_events` and `kv_replay` are ZeroMQ endpoints to bind.
+
+    `role` is told to whoever asks; a worker can always do both.
+    """
 
     worker_id: str = "worker-0"
+    role: Literal["both", "prefill", "decode"] = "both"
     host: str = "127.0.0.1"
     port: Port = 8001
     served_model_name: str | None = None
@@ -51,3 +70,4 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    transfer: TransferConfig = TransferConfig()

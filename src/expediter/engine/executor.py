@@ -6,6 +6,7 @@ overlap. What lasts of memory is fixed at load: the weights and the KV pool.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,15 @@ class TorchExecutor:
         self._sampler = sampler
         self._builder = BatchBuilder(store.layout, dtype=model.dtype, device=model.device)
         self._thread = thread
+        self._layer_listener: Callable[[int], None] | None = None
+
+    def watch_layers(self, listener: Callable[[int], None] | None) -> None:
+        """From the next step on, `listener` hears in how many layers a step's KV is written.
+
+        It is called in the model's thread: after each layer on a CPU, after the last on a GPU,
+        which runs behind the thread that feeds it.
+        """
+        self._layer_listener = listener
 
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """One forward pass over the chunks, and the tokens sampled from it."""
@@ -73,7 +83,12 @@ class TorchExecutor:
     @torch.inference_mode()
     def _step(self, output: SchedulerOutput) -> ModelOutput:
         batch = self._builder.build(output.chunks)
-        logits = self._model.forward(batch, self._store)
+        listener = self._layer_listener
+        is_cpu = self.device.type == "cpu"
+        logits = self._model.forward(batch, self._store, on_layer=listener if is_cpu else None)
+        if listener is not None and not is_cpu:
+            torch.cuda.synchronize(self.device)
+            listener(self.layout.num_layers)
         tokens = self._sampler.sample(logits, batch.sampling)
         ids = (chunk.request_id for chunk in batch.sampling)
         return ModelOutput(tokens={id_: (token,) for id_, token in zip(ids, tokens, strict=True)})

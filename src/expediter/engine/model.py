@@ -6,6 +6,7 @@ pool, then attends over the pool, so cached, chunked and fresh context are one c
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
@@ -32,14 +33,25 @@ class LlamaModel:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
 
-    def forward(self, batch: ForwardBatch, store: KVStore) -> torch.Tensor:
-        """Logits [sample row, vocabulary]; writes the KV of every token of the batch."""
+    def forward(
+        self,
+        batch: ForwardBatch,
+        store: KVStore,
+        *,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:
+        """Logits [sample row, vocabulary]; writes the KV of every token of the batch.
+
+        `on_layer` is told in how many layers it is written, or will be once the device gets there.
+        """
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         rotation = self._rope.tables(batch.positions, hidden.dtype)
         last = self._config.num_layers - 1
         for index, layer in enumerate(self._weights.layers):
             heads = self._heads(hidden, layer, rotation=rotation)
             store.slots[index][batch.slots] = heads[:, self._config.num_heads :]
+            if on_layer is not None:
+                on_layer(index + 1)
             if index == last and not batch.sampling:
                 break
             attended = attend(self._queries(heads), store.pieces[index], batch).flatten(1)

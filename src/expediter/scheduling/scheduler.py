@@ -134,14 +134,18 @@ class Scheduler:
         state.num_cached_tokens = num_cached_tokens
         return self._output(state, [token])
 
-    def resume(self, request_id: RequestId, *, num_tokens: int) -> None:
+    def resume(
+        self, request_id: RequestId, *, num_tokens: int, num_cached_tokens: int | None = None
+    ) -> None:
         """The KV of the first `num_tokens` has come, and no more will: compute the rest.
 
-        Nothing happens if the request is gone.
+        `num_cached_tokens` is what the sender had cached. Nothing happens if the request is gone.
         """
         state = self._places.receiving.get(request_id)
         if state is None:
             return
+        if num_cached_tokens is not None:
+            state.num_cached_tokens = num_cached_tokens
         self.kv_cache.publish(state.sequence, num_tokens)
         state.num_computed_tokens = max(state.num_computed_tokens, num_tokens)
         if self.kv_cache.allocate_slots(state.sequence, state.num_tokens):

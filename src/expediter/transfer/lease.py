@@ -35,6 +35,7 @@ class LeaseTable:
         self, *, let_go: Callable[[Pin], None], clock: Clock, seconds: float = LEASE_SECONDS
     ) -> None:
         self.seconds = seconds
+        self.num_expired = 0
         self._let_go = let_go
         self._clock = clock
         self._leases: dict[TransferId, KVLease] = {}
@@ -88,4 +89,5 @@ class LeaseTable:
         over = [name for name, lease in self._leases.items() if lease.deadline <= now]
         for transfer_id in over:
             self.release(transfer_id)
+        self.num_expired += len(over)
         return over

@@ -58,8 +58,8 @@ class PoolMemory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self.array = np.empty(0, np.uint8)
-        del self.buffer
+            self.array = np.empty(0, np.uint8)
+            del self.buffer
 
 
 def can_be_shared() -> bool:

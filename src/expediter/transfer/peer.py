@@ -7,7 +7,7 @@ learns so once.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from expediter.errors import TransferError
 from expediter.transfer.messages import (
@@ -45,7 +45,7 @@ class PeerConnection:
             logger.warning("worker %s does not read what it is told", self.hello.engine_id)
             self._writer.transport.abort()
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncGenerator[Message]:
         """What the peer says, until it is gone; TransferError if that makes no sense."""
         while True:
             try:

@@ -74,6 +74,9 @@ class HandoverSource:
         self._outbox: list[tuple[PeerId, FromSource]] = []
         self._abandoned: list[TransferId] = []
 
+    def __len__(self) -> int:
+        return len(self._transfers)
+
     def stage(self, transfer_id: TransferId) -> Stage | None:
         """Where a transfer is; None if it was never heard of, or long ago."""
         if transfer := self._transfers.get(transfer_id):

@@ -5,10 +5,12 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from expediter.worker.body import decode_body, read_body
+from expediter.worker.handover.live import LiveHandover
 from expediter.worker.prompts import LONG_BYTES, PromptReader, ServedModel, off_loop
 from expediter.worker.protocol import DetokenizeRequest, TokenizeRequest
 from expediter.worker.publisher import RANK, KVEventPublisher
@@ -26,6 +28,7 @@ class AdminEndpoints:
         model: ServedModel,
         registry: CollectorRegistry,
         publisher: KVEventPublisher | None,
+        handover: LiveHandover | None,
         max_body_bytes: int,
     ) -> None:
         self._worker = worker
@@ -33,6 +36,7 @@ class AdminEndpoints:
         self._reader = PromptReader(model)
         self._registry = registry
         self._publisher = publisher
+        self._handover = handover
         self._max_body_bytes = max_body_bytes
         self._start_time = int(time.time())
 
@@ -72,6 +76,12 @@ class AdminEndpoints:
         """GET /kv_event_sources: the publisher of each rank; empty without one."""
         publisher = self._publisher
         return json_response({} if publisher is None else {str(RANK): publisher.description()})
+
+    async def kv_transfer_source(self, _: Request) -> Response:
+        """GET /kv_transfer_source: where other workers get KV from here; 404 if nowhere."""
+        if self._handover is None:
+            raise HTTPException(404, "this worker moves no KV")
+        return json_response(self._handover.description())
 
     async def reset_prefix_cache(self, _: Request) -> Response:
         """POST /reset_prefix_cache: no success while requests hold blocks."""

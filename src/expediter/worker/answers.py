@@ -66,7 +66,8 @@ class CompletionAnswer:
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """See `Answer`."""
         shaped = [self._choice(choice) for choice in choices]
-        return self._envelope.whole(self.KIND, shaped, usage=usage(choices))
+        more = handover_fields(choices)
+        return self._envelope.whole(self.KIND, shaped, usage=usage(choices), **more)
 
     def events(self, choice: Choice) -> bytes:
         """See `Answer`."""
@@ -112,7 +113,7 @@ class ChatAnswer:
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """See `Answer`."""
-        more: dict[str, Any] = {}
+        more = handover_fields(choices)
         if self._request.return_token_ids:
             more["prompt_token_ids"] = choices[0].prompt.token_ids
         shaped = [self._choice(choice) for choice in choices]
@@ -202,4 +203,11 @@ def closing_events(
     options = request.stream_options
     if options is None or not options.include_usage:
         return DONE
-    return envelope.event(kind, [], usage=usage(choices)) + DONE
+    more = handover_fields(choices)
+    return envelope.event(kind, [], usage=usage(choices), **more) + DONE
+
+
+def handover_fields(choices: Sequence[Choice]) -> dict[str, Any]:
+    """What an answer says about KV that moved for it; nothing if none was to."""
+    leg = choices[0].leg
+    return {} if leg is None else leg.answer_fields

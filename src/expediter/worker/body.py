@@ -41,7 +41,6 @@ ONLY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "chat_template": (),
     "modalities": (["text"],),
     "audio": (),
-    "kv_transfer_params": (),
 }
 
 

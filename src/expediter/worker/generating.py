@@ -10,11 +10,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from expediter.clock import Clock
-from expediter.errors import WorkerUnavailable
-from expediter.request import Request, RequestId, SamplingParams
+from expediter.errors import RequestError, UnsupportedParameter, WorkerUnavailable
+from expediter.request import KVFlow, Request, RequestId, SamplingParams
 from expediter.worker.answers import Answer, ChatAnswer, CompletionAnswer, Envelope
 from expediter.worker.body import decode_body, read_body
 from expediter.worker.generation import Choice, Generation
+from expediter.worker.handover.legs import FIELD, Leg, leg_of
 from expediter.worker.output import OutputProcessor
 from expediter.worker.prompts import Prompt, PromptReader, ServedModel, num_new_tokens
 from expediter.worker.protocol import (
@@ -98,19 +99,36 @@ class GenerationEndpoints:
 
     def _generate(self, call: Call, *, prompts: Sequence[Prompt], answer: Answer) -> Response:
         request = call.request
+        leg = self._leg(request, num_prompts=len(prompts))
         choices: list[Choice] = []
         for prompt in prompts:
             max_tokens = self._max_tokens(request, prompt)
             for choice in range(request.num_choices):
                 sampling = sampling_params(request, max_tokens=max_tokens, choice=choice)
-                sequence = self._sequence(call, prompt=prompt, sampling=sampling)
-                choices.append(self._choice(request, sequence, index=len(choices), prompt=prompt))
+                sequence = self._sequence(call, prompt=prompt, sampling=sampling, leg=leg)
+                choices.append(
+                    self._choice(call, sequence, index=len(choices), prompt=prompt, leg=leg)
+                )
+                leg = None
         is_streamed = bool(request.stream)
         generation = Generation(self._worker, choices, is_streamed=is_streamed)
         generation.start()
         return GenerationResponse(
             generation, answer=answer, is_streamed=is_streamed, request_id=call.request_id
         )
+
+    def _leg(self, request: AnyGenerationRequest, *, num_prompts: int) -> Leg | None:
+        """What the first sequence has to do with another worker."""
+        params = request.kv_transfer_params
+        if params is None or params.flow is KVFlow.LOCAL:
+            return None
+        if not self._worker.hands_over:
+            raise UnsupportedParameter(
+                "this worker moves no KV; worker.transfer.enabled is false", param=FIELD
+            )
+        if num_prompts != 1:
+            raise RequestError("KV moves for one prompt at a time", param=FIELD)
+        return leg_of(params, new_name=uuid.uuid4().hex, num_choices=request.num_choices)
 
     def _max_tokens(self, request: AnyGenerationRequest, prompt: Prompt) -> int:
         is_chat = isinstance(request, ChatRequest)
@@ -121,7 +139,9 @@ class GenerationEndpoints:
             limit=self._max_num_tokens,
         )
 
-    def _sequence(self, call: Call, *, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def _sequence(
+        self, call: Call, *, prompt: Prompt, sampling: SamplingParams, leg: Leg | None
+    ) -> Request:
         return Request(
             # A client may use a name twice; the worker must not.
             request_id=RequestId(f"{call.request_id}-{next(self._serials)}"),
@@ -130,18 +150,21 @@ class GenerationEndpoints:
             arrival_time=call.arrival_time,
             priority=call.request.priority or 0,
             cache_salt=call.request.cache_salt,
+            kv_flow=KVFlow.LOCAL if leg is None else call.request.kv_flow,
         )
 
     def _choice(
-        self, request: AnyGenerationRequest, sequence: Request, *, index: int, prompt: Prompt
+        self, call: Call, sequence: Request, *, index: int, prompt: Prompt, leg: Leg | None
     ) -> Choice:
         processor = OutputProcessor(
             self._model.tokenizer,
             sequence.sampling,
-            skip_special_tokens=request.skip_special_tokens is not False,
+            skip_special_tokens=call.request.skip_special_tokens is not False,
         )
         timer = SequenceTimer(self._stats, arrival_time=sequence.arrival_time, clock=self._clock)
-        return Choice(sequence, index=index, prompt=prompt, processor=processor, timer=timer)
+        return Choice(
+            sequence, index=index, prompt=prompt, processor=processor, timer=timer, leg=leg
+        )
 
 
 def _request_id(http: HttpRequest, request: AnyGenerationRequest) -> str:

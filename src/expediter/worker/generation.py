@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from expediter.errors import EngineFailed, ExpediterError, WorkerUnavailable
-from expediter.request import FinishReason, Request, RequestId, RequestOutput
+from expediter.errors import EngineFailed, ExpediterError, TransferError, WorkerUnavailable
+from expediter.request import FinishReason, KVFlow, Request, RequestId, RequestOutput
+from expediter.worker.handover.legs import Leg
 from expediter.worker.output import OutputDelta, OutputProcessor
 from expediter.worker.prompts import Prompt
 from expediter.worker.stats import SequenceTimer
@@ -34,10 +35,12 @@ class Choice:
         prompt: Prompt,
         processor: OutputProcessor,
         timer: SequenceTimer,
+        leg: Leg | None = None,
     ) -> None:
         self.request = request
         self.index = index
         self.prompt = prompt
+        self.leg = leg
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.was_taken = False  # whether anything was, ever
@@ -78,7 +81,11 @@ class Choice:
 
 
 class Generation:
-    """Submits the choices, collects from them, and stops them if nobody listens any more."""
+    """Submits the choices, collects from them, and stops them if nobody listens any more.
+
+    When the first choice receives its prompt's KV, the others wait for its first token: from then
+    on they find the prompt in the cache.
+    """
 
     def __init__(self, worker: Worker, choices: Sequence[Choice], *, is_streamed: bool) -> None:
         self.choices = choices
@@ -88,6 +95,8 @@ class Generation:
         self._is_streamed = is_streamed
         self._changed = asyncio.Event()
         self._num_unfinished = len(choices)
+        receives = choices[0].request.kv_flow is KVFlow.RECEIVES
+        self._following = list(choices[1:]) if receives else []
 
     @property
     def is_over(self) -> bool:
@@ -97,8 +106,8 @@ class Generation:
     def start(self) -> None:
         """Submit every choice, or none: what the worker raises is raised here."""
         try:
-            for choice in self.choices:
-                self._worker.submit(choice.request, partial(self._take_in, choice))
+            for choice in self.choices[: len(self.choices) - len(self._following)]:
+                self._submit(choice)
         except ExpediterError:
             self.stop()
             raise
@@ -121,12 +130,16 @@ class Generation:
                 self._worker.abort(choice.request_id)
                 self._finish(choice, FinishReason.ABORT)
 
+    def _submit(self, choice: Choice) -> None:
+        self._worker.submit(choice.request, partial(self._take_in, choice), leg=choice.leg)
+
     def _take_in(self, choice: Choice, output: RequestOutput) -> None:
         reason = output.finish_reason
         if reason is not None and reason in FAILURES:
             self._finish(choice, reason)
-            self._fail(FAILURES[reason])
+            self._fail(self._failure(choice, reason))
             return
+        self._submit_following()
         delta = choice.add(output)
         if delta.must_abort:
             self._worker.abort(choice.request_id)
@@ -134,6 +147,20 @@ class Generation:
             self._finish(choice, delta.finish_reason)
         if self._is_streamed or self.is_over:
             self._changed.set()
+
+    def _submit_following(self) -> None:
+        following, self._following = self._following, []
+        try:
+            for choice in following:
+                self._submit(choice)
+        except ExpediterError as error:
+            self._fail(error)
+
+    def _failure(self, choice: Choice, reason: FinishReason) -> ExpediterError:
+        was_given_up = reason is FinishReason.ABORT and not self._worker.is_draining
+        if was_given_up and choice.request.kv_flow is KVFlow.SENDS:
+            return TransferError("the worker that this prompt was computed for went away")
+        return FAILURES[reason]
 
     def _finish(self, choice: Choice, reason: FinishReason) -> None:
         choice.finish(reason)

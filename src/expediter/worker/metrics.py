@@ -6,17 +6,19 @@ Nothing is counted here: at each scrape a collector reads what scheduler, cache 
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from expediter.config import KVCacheConfig
 from expediter.request import FinishReason
+from expediter.worker.families import Families
+from expediter.worker.handover.live import LiveHandover
+from expediter.worker.handover.metrics import transfer_metrics
 from expediter.worker.publisher import KVEventPublisher
-from expediter.worker.stats import Histogram, ServingStats
+from expediter.worker.stats import ServingStats
 from expediter.worker.worker import Worker
 
-LABELS = ("model_name", "engine")
 ENGINE = "0"
 
 
@@ -31,12 +33,14 @@ class WorkerCollector(Collector):
         model_name: str,
         kv_cache: KVCacheConfig,
         publisher: KVEventPublisher | None = None,
+        handover: LiveHandover | None = None,
     ) -> None:
         self._worker = worker
         self._stats = stats
-        self._labels = (model_name, ENGINE)
+        self._families = Families((model_name, ENGINE))
         self._kv_cache = kv_cache
         self._publisher = publisher
+        self._handover = handover
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, as it is now."""
@@ -46,17 +50,23 @@ class WorkerCollector(Collector):
         yield self._finished()
         yield from self._latencies()
         yield self._cache_config()
+        if self._handover is not None:
+            yield from transfer_metrics(self._handover, self._families)
         if self._publisher is not None:
             dropped = self._publisher.num_dropped_batches
             text = "Batches of KV events that a slow listener missed."
-            yield self._counter("expediter:kv_event_batches_dropped", text, dropped)
+            yield self._families.counter("expediter:kv_event_batches_dropped", text, dropped)
 
     def _load(self) -> Iterator[Metric]:
         load = self._worker.load()
-        yield self._gauge("vllm:num_requests_running", "Requests in the batch.", load.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests waiting.", load.num_waiting)
+        yield self._families.gauge(
+            "vllm:num_requests_running", "Requests in the batch.", load.num_running
+        )
+        yield self._families.gauge(
+            "vllm:num_requests_waiting", "Requests waiting.", load.num_waiting
+        )
         text = "Share of KV blocks that requests hold, 0 to 1."
-        yield self._gauge("vllm:kv_cache_usage_perc", text, load.kv_usage)
+        yield self._families.gauge("vllm:kv_cache_usage_perc", text, load.kv_usage)
 
     def _counts(self) -> Iterator[Metric]:
         scheduler, cache = self._worker.scheduler, self._worker.scheduler.kv_cache
@@ -67,40 +77,41 @@ class WorkerCollector(Collector):
             ("generation_tokens", "Tokens generated.", self._stats.num_generated_tokens),
             ("num_preemptions", "Requests that lost their blocks.", scheduler.num_preemptions),
         ):
-            yield self._counter(f"vllm:{name}", text, value)
+            yield self._families.counter(f"vllm:{name}", text, value)
 
     def _by_source(self) -> Metric:
         cache = self._worker.scheduler.kv_cache
+        num_received = 0 if self._handover is None else self._handover.stats.num_tokens
+        num_computed = cache.num_queried_tokens - cache.num_hit_tokens - num_received
         by_source = {
-            "local_compute": cache.num_queried_tokens - cache.num_hit_tokens,
+            "local_compute": max(0, num_computed),  # of transfers under way nothing came yet
             "local_cache_hit": cache.num_hit_tokens,
-            "external_kv_transfer": 0,
+            "external_kv_transfer": num_received,
         }
-        text = "Prompt tokens by where their KV came from."
-        family = CounterMetricFamily(
-            "vllm:prompt_tokens_by_source", text, labels=[*LABELS, "source"]
+        return self._families.counters(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            by_source,
+            label="source",
         )
-        for source, value in by_source.items():
-            family.add_metric([*self._labels, source], value)
-        return family
 
     def _finished(self) -> Metric:
-        text = "Sequences that ended, by reason."
-        family = CounterMetricFamily(
-            "vllm:request_success", text, labels=[*LABELS, "finished_reason"]
+        return self._families.counters(
+            "vllm:request_success",
+            "Sequences that ended, by reason.",
+            {reason.value: self._stats.num_finished[reason] for reason in FinishReason},
+            label="finished_reason",
         )
-        for reason in FinishReason:
-            family.add_metric([*self._labels, reason.value], self._stats.num_finished[reason])
-        return family
 
     def _latencies(self) -> Iterable[Metric]:
         stats = self._stats
-        return (
-            self._histogram("time_to_first_token_seconds", "First token.", stats.first_token),
-            self._histogram("inter_token_latency_seconds", "Between tokens.", stats.inter_token),
-            self._histogram("e2e_request_latency_seconds", "Last token.", stats.request),
-            self._histogram("request_queue_time_seconds", "Before the first step.", stats.queue),
-        )
+        for name, text, values in (
+            ("time_to_first_token_seconds", "Seconds. First token.", stats.first_token),
+            ("inter_token_latency_seconds", "Seconds. Between tokens.", stats.inter_token),
+            ("e2e_request_latency_seconds", "Seconds. Last token.", stats.request),
+            ("request_queue_time_seconds", "Seconds. Before the first step.", stats.queue),
+        ):
+            yield self._families.histogram(f"vllm:{name}", text, values)
 
     def _cache_config(self) -> Metric:
         cache = self._worker.scheduler.kv_cache
@@ -115,25 +126,6 @@ class WorkerCollector(Collector):
             "vllm:cache_config_info", "How the KV cache is set up.", labels=list(labels)
         )
         family.add_metric(list(labels.values()), 1)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _histogram(self, name: str, text: str, values: Histogram) -> Metric:
-        family = HistogramMetricFamily(f"vllm:{name}", f"Seconds. {text}", labels=LABELS)
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, values.bounds), "+Inf"), values.counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family.add_metric(self._labels, buckets, values.sum)
         return family
 
 

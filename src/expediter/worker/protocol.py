@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from expediter.errors import RequestError, UnsupportedParameter
-from expediter.request import SamplingParams
+from expediter.request import KVFlow, SamplingParams
+from expediter.worker.handover.legs import FIELD, KVTransferParams
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024  # prompts times choices
@@ -63,11 +64,23 @@ class GenerationRequest(Body, kw_only=True):
     request_id: Annotated[str, msgspec.Meta(pattern=VISIBLE_ASCII)] | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    kv_transfer_params: KVTransferParams | None = None
 
     @property
     def num_choices(self) -> int:
         """Answers a prompt."""
         return self.n or 1
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of an answer, as far as the client says."""
+        return self.max_tokens
+
+    @property
+    def kv_flow(self) -> KVFlow:
+        """Where the prompt's KV goes to or comes from."""
+        params = self.kv_transfer_params
+        return KVFlow.LOCAL if params is None else params.flow
 
     def check(self) -> None:
         """Raise RequestError for fields that contradict each other."""
@@ -75,6 +88,16 @@ class GenerationRequest(Body, kw_only=True):
             raise RequestError("stream_options is allowed only with stream", param="stream_options")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise UnsupportedParameter("best_of must equal n", param="best_of")
+        if self.kv_transfer_params is not None:
+            self.kv_transfer_params.check()
+        if self.kv_flow is KVFlow.SENDS:
+            self._check_prefill()
+
+    def _check_prefill(self) -> None:
+        if self.token_limit != 1 or self.num_choices != 1 or self.stream:
+            raise RequestError(
+                "do_remote_decode is allowed only with max_tokens 1, n 1 and no stream", param=FIELD
+            )
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -88,11 +111,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def num_logprobs(self) -> int | None:
         """As `logprobs` says."""
         return self.logprobs
-
-    @property
-    def token_limit(self) -> int | None:
-        """The most tokens of an answer, as far as the client says."""
-        return self.max_tokens
 
     def check(self) -> None:
         """Also raises for what `echo` cannot do."""

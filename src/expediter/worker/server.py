@@ -24,6 +24,7 @@ from expediter.config import WorkerConfig
 from expediter.errors import ConfigError, ExpediterError
 from expediter.worker.admin import AdminEndpoints
 from expediter.worker.generating import GenerationEndpoints
+from expediter.worker.handover.live import LiveHandover
 from expediter.worker.metrics import WorkerCollector, worker_registry
 from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
@@ -44,6 +45,7 @@ def create_app(
     config: WorkerConfig,
     model: ServedModel,
     publisher: KVEventPublisher | None = None,
+    handover: LiveHandover | None = None,
     clock: Clock = time.monotonic,
 ) -> Starlette:
     """The worker's HTTP API. `clock` must be the scheduler's."""
@@ -54,6 +56,7 @@ def create_app(
         model_name=model.name,
         kv_cache=config.kv_cache,
         publisher=publisher,
+        handover=handover,
     )
     generating = GenerationEndpoints(
         worker, model=model, stats=stats, clock=clock, max_body_bytes=max_bytes
@@ -63,6 +66,7 @@ def create_app(
         model=model,
         registry=worker_registry(collector),
         publisher=publisher,
+        handover=handover,
         max_body_bytes=max_bytes,
     )
     return Starlette(
@@ -169,6 +173,7 @@ def _routes(generating: GenerationEndpoints, admin: AdminEndpoints) -> list[Rout
         Route("/load", admin.load),
         Route("/version", admin.version),
         Route("/kv_event_sources", admin.kv_event_sources),
+        Route("/kv_transfer_source", admin.kv_transfer_source),
         Route("/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
     ]
 

@@ -9,12 +9,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from expediter.errors import WorkerUnavailable
+from expediter.errors import RequestError, WorkerUnavailable
 from expediter.kvcache.events import KVCacheEvent
+from expediter.kvcache.pin import Pin
 from expediter.load import WorkerLoad
-from expediter.request import FinishReason, Request, RequestId, RequestOutput
+from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
 from expediter.scheduling.output import Executor, SchedulerOutput
 from expediter.scheduling.scheduler import Scheduler
+from expediter.worker.handover.contract import Handover
+from expediter.worker.handover.legs import Leg
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +36,19 @@ class Worker:
     """
 
     def __init__(
-        self, *, scheduler: Scheduler, executor: Executor, publish: PublishEvents | None = None
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        publish: PublishEvents | None = None,
+        handover: Handover | None = None,
     ) -> None:
+        """Without a `handover` every request must be served here from its prompt to its end."""
         self.scheduler = scheduler
         self._executor = executor
+        self._handover = handover
+        if handover is not None:
+            handover.bind(self)
         self._publish = publish
         self._sinks: dict[RequestId, Sink] = {}
         self._num_failed_steps = 0  # in a row
@@ -56,15 +68,25 @@ class Worker:
         """Whether the worker takes no more requests."""
         return self._is_draining
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether KV can go to other workers and come from them."""
+        return self._handover is not None
+
     def load(self) -> WorkerLoad:
         """How busy it is now."""
         return self.scheduler.load()
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request; `PromptTooLong` if it can never run, `WorkerUnavailable` if draining."""
+    def submit(self, request: Request, sink: Sink, *, leg: Leg | None = None) -> None:
+        """Queue a request; `PromptTooLong` if it can never run, `WorkerUnavailable` if draining.
+
+        With a `leg` its KV goes to another worker or comes from one; RequestError if it may not.
+        """
         if self._is_draining:
             raise WorkerUnavailable("this worker is shutting down")
         self.scheduler.add(request)
+        if leg is not None:
+            self._hand_over(request, leg)
         self._sinks[request.request_id] = sink
         self._is_idle.clear()
         self._wake.set()
@@ -74,6 +96,36 @@ class Worker:
         self.scheduler.abort(request_id)
         self._forget(request_id)
         self._wake.set()  # its blocks may be what others wait for
+
+    def receive_token(
+        self, request_id: RequestId, token: SampledToken, *, num_cached_tokens: int
+    ) -> None:
+        """See `HandingWorker`."""
+        output = self.scheduler.receive_token(
+            request_id, token, num_cached_tokens=num_cached_tokens
+        )
+        if output is not None:
+            self._deliver(output)
+            self._wake.set()
+
+    def resume(
+        self, request_id: RequestId, *, num_tokens: int, num_cached_tokens: int | None = None
+    ) -> None:
+        """See `HandingWorker`."""
+        self.scheduler.resume(
+            request_id, num_tokens=num_tokens, num_cached_tokens=num_cached_tokens
+        )
+        self._wake.set()
+
+    def let_go(self, pin: Pin) -> None:
+        """See `HandingWorker`."""
+        self.scheduler.let_go(pin)
+        self._wake.set()
+
+    def give_up(self, request_id: RequestId) -> None:
+        """See `HandingWorker`. Its sink hears ABORT."""
+        self._fail(request_id, FinishReason.ABORT)
+        self._wake.set()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every prefix; False while any request holds blocks."""
@@ -85,6 +137,8 @@ class Worker:
         """Run steps until `drain` is over. Only one may run."""
         while True:
             output = self.scheduler.schedule()
+            if self._handover is not None:
+                self._handover.admitted(self.scheduler.take_admissions())
             if output is not None:
                 await self._step(output)
             self._publish_events()
@@ -100,14 +154,22 @@ class Worker:
         try:
             async with asyncio.timeout(seconds):
                 await self._is_idle.wait()
+                if self._handover is not None:
+                    await self._handover.drained()
         except TimeoutError:
-            logger.warning("%d requests did not finish in %s s", len(self._sinks), seconds)
+            logger.warning(
+                "%d requests, or what is held for others, did not end in %s s",
+                len(self._sinks),
+                seconds,
+            )
             for request_id in list(self._sinks):
                 self._fail(request_id, FinishReason.ABORT)
         self._is_stopped = True
         self._wake.set()
 
     async def _step(self, output: SchedulerOutput) -> None:
+        if self._handover is not None:
+            self._handover.step_begins(output)
         try:
             result = await self._executor.execute(output)
         except Exception:
@@ -120,8 +182,20 @@ class Worker:
                 self._fail(request_id, FinishReason.ERROR)
             return
         self._num_failed_steps = 0
-        for request_output in self.scheduler.update(output, result):
+        results = self.scheduler.update(output, result)
+        if self._handover is not None:
+            self._handover.step_ended(results)
+        for request_output in results:
             self._deliver(request_output)
+
+    def _hand_over(self, request: Request, leg: Leg) -> None:
+        """Tell who moves KV of a request; it is dropped if that cannot be."""
+        assert self._handover is not None, "a leg for a worker that serves alone"
+        try:
+            self._handover.add(request, leg)
+        except RequestError:
+            self.scheduler.abort(request.request_id)
+            raise
 
     def _deliver(self, output: RequestOutput) -> None:
         sink = self._sinks.get(output.request_id)
@@ -146,6 +220,8 @@ class Worker:
 
     def _forget(self, request_id: RequestId) -> None:
         self._sinks.pop(request_id, None)
+        if self._handover is not None:
+            self._handover.drop(request_id)
         if not self._sinks:
             self._is_idle.set()
 

@@ -1,0 +1,71 @@
+"""A worker's hand-over from its settings: the ways to its pool, and the terms."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from expediter.config import WorkerConfig
+from expediter.tokenizer import Tokenizer
+from expediter.transfer.layout import KVIdentity
+from expediter.transfer.messages import EngineId
+from expediter.transfer.shared_memory import SharedMemoryTransport
+from expediter.transfer.transport import KVTransport
+from expediter.worker.handover.live import LiveHandover, Terms, open_handover
+from expediter.worker.handover.pools import Pools
+
+if TYPE_CHECKING:
+    from expediter.engine.executor import TorchExecutor
+
+
+@asynccontextmanager
+async def build_handover(
+    config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer
+) -> AsyncIterator[LiveHandover | None]:
+    """Hand-overs of the executor's pool; None if it moves no KV, by its settings or its device."""
+    ways = _transports(executor, tokenizer=tokenizer) if config.transfer.enabled else ()
+    if not ways:
+        yield None
+        return
+    pools = Pools([ways])
+    try:
+        async with open_handover(
+            terms(config),
+            pools=pools,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            watch_layers=executor.watch_layers,
+        ) as handover:
+            yield handover
+    finally:
+        await pools.close()
+
+
+def terms(config: WorkerConfig) -> Terms:
+    """What the settings say of hand-overs; the engine's id is new with every process."""
+    transfer = config.transfer
+    return Terms(
+        engine_id=EngineId(f"{config.worker_id}-{uuid.uuid4().hex}"),
+        host=config.host,
+        port=transfer.port,
+        advertised_host=transfer.advertised_host,
+        lease_seconds=transfer.lease_seconds,
+        patience_seconds=transfer.patience_seconds,
+        role=config.role,
+    )
+
+
+def _transports(executor: "TorchExecutor", *, tokenizer: Tokenizer) -> Sequence[KVTransport]:
+    if executor.memory is None:  # on a GPU, or where memory cannot be shared
+        return ()
+    namespace = executor.namespace
+    identity = KVIdentity(
+        model=namespace.model,
+        revision=namespace.revision,
+        tokenizer=tokenizer.fingerprint,
+        rope=namespace.layout,
+    )
+    layout = replace(executor.layout, identity=identity)
+    return (SharedMemoryTransport(executor.memory, layout),)

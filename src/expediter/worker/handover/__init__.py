@@ -1,0 +1,1 @@
+"""A worker's part in serving one request on two workers."""

@@ -1,0 +1,171 @@
+"""Requests that compute a prompt here for another worker to go on from.
+
+Their blocks are offered once they have slots, layer by layer as the model writes them. A sender
+that loses its slots computes into others, so its transfer ends: the other worker computes what
+it has not read yet.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from expediter.clock import Clock
+from expediter.errors import RequestError
+from expediter.request import FinishReason, Request, RequestId, RequestOutput
+from expediter.scheduling.handover import Admission
+from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
+from expediter.transfer.messages import EngineId, TransferId
+from expediter.transfer.source import HandoverSource
+from expediter.worker.handover.legs import FIELD, PrefillLeg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """How other workers find this one; `num_ranks` processes share its heads."""
+
+    engine_id: EngineId
+    host: str
+    port: int
+    num_ranks: int
+    block_size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sending:
+    request: Request
+    leg: PrefillLeg
+    block_ids: tuple[int, ...] = ()
+
+
+class Sender:
+    """Tells `source` what becomes of them; `wall_clock` is for deadlines that others are told."""
+
+    def __init__(
+        self,
+        source: HandoverSource,
+        *,
+        num_layers: int,
+        give_up: Callable[[RequestId], None],
+        wall_clock: Clock,
+    ) -> None:
+        self._source = source
+        self._num_layers = num_layers
+        self._give_up = give_up
+        self._wall_clock = wall_clock
+        self._sending: dict[RequestId, _Sending] = {}
+        self._step: list[tuple[TransferId, int]] = []  # who computes, and how far
+
+    def add(self, request: Request, leg: PrefillLeg) -> None:
+        """It waits; RequestError if its transfer's name is another's."""
+        if any(entry.leg.transfer_id == leg.transfer_id for entry in self._sending.values()):
+            raise RequestError(f"transfer {leg.transfer_id} is under way already", param=FIELD)
+        self._sending[request.request_id] = _Sending(request=request, leg=leg)
+        self._source.announce(leg.transfer_id, prompt=prompt_digest(request))
+
+    def drop(self, request_id: RequestId) -> None:
+        """It ended before all was computed, or it is not here."""
+        if entry := self._sending.pop(request_id, None):
+            self._source.fail(entry.leg.transfer_id, "its request ended")
+
+    def admitted(self, admission: Admission) -> bool:
+        """It has slots; False if it is none of these."""
+        entry = self._sending.get(admission.request_id)
+        if entry is None:
+            return False
+        entry.block_ids = tuple(admission.pin.block_ids)
+        self._source.begin(
+            entry.leg.transfer_id,
+            admission.pin,
+            num_tokens=admission.num_tokens,
+            num_cached_tokens=admission.num_cached_tokens,
+        )
+        return True
+
+    def step_begins(self, output: SchedulerOutput, *, block_size: int) -> bool:
+        """Whether the step computes for others."""
+        self._step = []
+        if not self._sending:
+            return False
+        for chunk in output.chunks:
+            entry = self._sending.get(chunk.request_id)
+            if entry is None:
+                continue
+            if _writes_into(entry.block_ids, chunk, block_size=block_size):
+                end = chunk.num_computed_tokens + chunk.num_new_tokens
+                self._step.append((entry.leg.transfer_id, end))
+            else:
+                del self._sending[chunk.request_id]
+                self._source.fail(entry.leg.transfer_id, "its request lost its blocks")
+        return bool(self._step)
+
+    def layers_written(self, num_layers: int) -> None:
+        """The step has written so many layers' KV."""
+        for transfer_id, num_tokens in self._step:
+            self._source.progress(transfer_id, num_tokens=num_tokens, num_layers=num_layers)
+
+    def step_ended(self, results: Sequence[RequestOutput], *, address: Address) -> None:
+        """What the step computed is there, and some requests have their token."""
+        done = [r for r in results if r.tokens and r.request_id in self._sending]
+        finished = {self._sending[result.request_id].leg.transfer_id for result in done}
+        self._step = [each for each in self._step if each[0] not in finished]
+        self.layers_written(self._num_layers)
+        self._step = []
+        for result in done:
+            self._done(self._sending.pop(result.request_id), result, address=address)
+
+    def give_up_abandoned(self) -> None:
+        """End requests whose target went away."""
+        for transfer_id in self._source.take_abandoned():
+            for request_id, entry in list(self._sending.items()):
+                if entry.leg.transfer_id == transfer_id:
+                    self._give_up(request_id)
+
+    def _done(self, entry: _Sending, result: RequestOutput, *, address: Address) -> None:
+        leg, num_tokens = entry.leg, entry.request.num_prompt_tokens
+        is_over = result.finish_reason is FinishReason.STOP or num_tokens < address.block_size
+        if is_over and not leg.was_named:
+            self._source.fail(leg.transfer_id, "there is nothing to go on from")
+            return
+        self._source.done(
+            leg.transfer_id, result.tokens[:1], num_cached_tokens=result.num_cached_tokens
+        )
+        if not is_over:
+            leg.offer = self._offer(entry, result, address=address)
+
+    def _offer(self, entry: _Sending, result: RequestOutput, *, address: Address) -> dict[str, Any]:
+        """What vLLM's router hands to the other worker as it is."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": entry.leg.transfer_id,
+            "remote_block_ids": [entry.block_ids],
+            "remote_engine_id": address.engine_id,
+            "remote_request_id": entry.leg.transfer_id,
+            "remote_host": address.host,
+            "remote_port": address.port,
+            "tp_size": address.num_ranks,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": entry.request.num_prompt_tokens,
+            "remote_blocks_expiry_time": self._wall_clock() + self._source.leases.seconds,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": result.num_cached_tokens,
+        }
+
+
+def prompt_digest(request: Request) -> bytes:
+    """Equal for equal prompts; both workers compute it, so that they do not mix up requests."""
+    digest = sha256()
+    for part in (request.cache_salt or "", request.lora_name or ""):
+        digest.update(part.encode() + b"\0")
+    for token_id in request.prompt_token_ids:
+        digest.update(token_id.to_bytes(8, "little"))
+    return digest.digest()
+
+
+def _writes_into(block_ids: Sequence[int], chunk: ScheduledChunk, *, block_size: int) -> bool:
+    """Whether a chunk's tokens go into these blocks."""
+    start = chunk.num_computed_tokens
+    blocks = slice(start // block_size, -(-(start + chunk.num_new_tokens) // block_size))
+    return tuple(chunk.block_ids[blocks]) == tuple(block_ids[blocks])
