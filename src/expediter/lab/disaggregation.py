@@ -33,7 +33,8 @@ class Case:
     one_card: bool
     cost: str
     gpu: str
-    prompt: int
+    prompt: int  # of the request whose KV moves
+    mean: int  # prompt tokens of the traffic that the pools are for
     output: int
     rate: float
     tpot: float  # seconds
@@ -87,7 +88,7 @@ def answer(case: Case) -> Answer:
     spec, cost, link = _spec(case), _cost(case), named_link(case.link)
     num_bytes, num_links = spec.kv_bytes(case.prompt), 1 if case.one_card else case.tp
     prefill = sizing.prefill_seconds(cost, new=case.prompt)
-    traffic = sizing.Traffic(rate=case.rate, new=case.prompt, output=case.output)
+    traffic = sizing.Traffic(rate=case.rate, new=case.mean, output=case.output)
     decode = sizing.decode_work(traffic, cost, tpot=case.tpot, kv_tokens=None)
     return Answer(
         kv_bytes_per_token=spec.kv_bytes_per_token,
@@ -103,7 +104,7 @@ def answer(case: Case) -> Answer:
         decode=_pool(decode.num_replicas) if decode.max_batch else None,
         decode_concurrency=decode.concurrency,
         max_batch=decode.max_batch,
-        transfer_bytes_per_second=case.rate * num_bytes,
+        transfer_bytes_per_second=case.rate * spec.kv_bytes(case.mean),
         curve_prompts=list(PROMPTS),
         curve_prefill=[sizing.prefill_seconds(cost, new=tokens) for tokens in PROMPTS],
         curve_transfer=_transfers(spec, link, num_links),

@@ -72,6 +72,7 @@ class TransferQuestion(Question, frozen=True, kw_only=True):
     cost: str = "linear"
     gpu: str = "h100"
     prompt: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 8000
+    mean: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 3000  # prompt tokens of the traffic
     output: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 300
     rate: Annotated[float, msgspec.Meta(ge=0.1, le=1000)] = 20.0
     tpot: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 40.0  # milliseconds
@@ -98,6 +99,7 @@ class TransferQuestion(Question, frozen=True, kw_only=True):
             cost=self.cost,
             gpu=self.gpu,
             prompt=self.prompt,
+            mean=self.mean,
             output=self.output,
             rate=self.rate,
             tpot=self.tpot / 1e3,
