@@ -40,7 +40,7 @@ class FreeBlockQueue:
         self.made: list[KVCacheBlock] = []
         self._num_blocks = num_blocks
         self._nameless: list[KVCacheBlock] = []  # the last is the next
-        self._cached: OrderedDict[KVCacheBlock, None] = OrderedDict()
+        self._cached: OrderedDict[int, KVCacheBlock] = OrderedDict()  # by id
 
     def __len__(self) -> int:
         return len(self._nameless) + self._num_blocks - len(self.made) + len(self._cached)
@@ -49,7 +49,7 @@ class FreeBlockQueue:
         """All ids, the next to be reused first."""
         unused = range(len(self.made), self._num_blocks)
         nameless = (block.block_id for block in reversed(self._nameless))
-        return chain(nameless, unused, (block.block_id for block in self._cached))
+        return chain(nameless, unused, self._cached)
 
     def take_nameless(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take out the first blocks, as many as need not be evicted."""
@@ -68,7 +68,7 @@ class FreeBlockQueue:
     def take_cached(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take out the first cached blocks; there must be so many."""
         pop = self._cached.popitem
-        return [pop(False)[0] for _ in range(num_blocks)]
+        return [pop(False)[1] for _ in range(num_blocks)]
 
     def put_nameless(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put each block first; the last of them is then the next to be reused."""
@@ -78,13 +78,13 @@ class FreeBlockQueue:
         """Put blocks last, in order."""
         queue = self._cached
         for block in blocks:
-            queue[block] = None
+            queue[block.block_id] = block
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take out a cached block that is in the queue."""
-        del self._cached[block]
+        del self._cached[block.block_id]
 
     def forget_names(self) -> None:
         """The cached blocks are nameless from now on; their order stays."""
-        self._nameless[:0] = reversed(self._cached)
+        self._nameless[:0] = reversed(self._cached.values())
         self._cached.clear()

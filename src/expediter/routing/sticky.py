@@ -94,5 +94,6 @@ class Sticky:
         """The first blocks' name; of a prompt shorter than a block, all of it."""
         keys = prompt.keys(self._block_size)
         if keys:
-            return keys[min(self._num_blocks, len(keys)) - 1]
+            key = keys[min(self._num_blocks, len(keys)) - 1]
+            return key if isinstance(key, bytes) else b"%d" % key  # a simulated block's number
         return prompt.seed + prompt.first_extra + prompt.data[: self._block_size * BYTES_PER_TOKEN]

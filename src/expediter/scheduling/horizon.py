@@ -44,36 +44,19 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
 def advance(
     states: Sequence[RequestState], result: ModelOutput, *, kv_cache: KVCacheManager
 ) -> None:
-    """Take in the steps that ran: the same names and slots, in the same order, as one by one.
+    """Take in the steps that ran, each request's as one: nobody could look in between.
 
     After the last step no slots are taken: that is the next step's to decide.
     """
     num_steps, block_size = result.num_steps, kv_cache.block_size
-    filled: dict[int, list[RequestState]] = {}
     for state in states:
         sequence, num_computed = state.sequence, state.num_computed_tokens
-        state.num_computed_tokens = num_computed + num_steps
+        state.num_computed_tokens = num_tokens = num_computed + num_steps
         if sequence.token_ids:
             sequence.append(result.tokens[state.request.request_id])
         else:
             sequence.num_tokens += num_steps
-        first = block_size - num_computed % block_size
-        if first <= num_steps:
-            for step in range(first, num_steps + 1, block_size):
-                filled.setdefault(step, []).append(state)
-    for step in sorted(filled):
-        _turn_over(filled[step], num_steps - step, kv_cache=kv_cache)
-
-
-def _turn_over(
-    states: Sequence[RequestState], num_steps_left: int, *, kv_cache: KVCacheManager
-) -> None:
-    """All of `states` filled a block; if steps are left they begin another."""
-    for state in states:
-        kv_cache.publish(state.sequence, state.num_computed_tokens - num_steps_left)
-    if not num_steps_left:
-        return
-    for state in states:
-        num_tokens = state.num_computed_tokens - num_steps_left + 1
-        has_slot = kv_cache.allocate_slots(state.sequence, num_tokens)
-        assert has_slot, "these steps were said to be safe"
+        if num_tokens // block_size > num_computed // block_size:
+            has_slots = kv_cache.allocate_slots(sequence, num_tokens)
+            assert has_slots, "these steps were said to be safe"
+            kv_cache.publish(sequence, num_tokens)

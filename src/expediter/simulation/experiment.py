@@ -20,6 +20,7 @@ from expediter.simulation.client import SimulatedRequest
 from expediter.simulation.evictions import Evictions
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
+from expediter.simulation.names import BlockNames
 from expediter.workload.replay import replay
 from expediter.workload.turn import Turn
 
@@ -121,6 +122,7 @@ class _Experiment:
         self._on_answer = on_answer
         self._answers: list[Answer] = []
         self._num_open = 0
+        self._names = BlockNames(fleet.worker.kv_cache.block_size)
         self._num_outputs = 0
 
     async def run(self, turns: Iterable[Turn], policy: MakePolicy) -> Run:
@@ -166,7 +168,7 @@ class _Experiment:
     ) -> tuple[RoutedRequest, SimulatedRequest]:
         """The same request as the router and as the worker see it."""
         turn, block_size = answer.turn, self._model.worker.kv_cache.block_size
-        names, num_tokens = turn.transcript.block_hashes(block_size), turn.num_prompt_tokens
+        names, num_tokens = self._names.of(turn.transcript), turn.num_prompt_tokens
         num_output_tokens = turn.num_output_tokens
         routed = RoutedRequest(
             request_id=request_id,

@@ -77,7 +77,7 @@ class Transcript:
     @property
     def segments(self) -> list[Segment]:
         """From the first to the last."""
-        found = [node.segment for node in self._path()]
+        found = [node.segment for node in self.path()]
         found.reverse()
         return found
 
@@ -86,16 +86,21 @@ class Transcript:
         """32 bytes that name the whole of it, whether or not a block ends with it."""
         return self._digest + self.num_tokens.to_bytes(_PLACE_BYTES, "big")
 
+    @property
+    def text_name(self) -> bytes:
+        """28 bytes that name the last segment's text and all before it, whatever of it is said."""
+        return self._digest
+
     def block_hashes(self, block_size: int) -> list[bytes]:
         """The names of all full blocks, in a list of the caller's own.
 
         Those of larger blocks are among those of smaller ones that divide them.
         """
-        own = [node._own_names(block_size) for node in self._path()]
+        own = [node._own_names(block_size) for node in self.path()]
         own.reverse()
         return list(chain.from_iterable(own))
 
-    def _path(self) -> "Iterable[Transcript]":
+    def path(self) -> "Iterable[Transcript]":
         """From the last segment to the first."""
         node = self
         while node.before is not None:

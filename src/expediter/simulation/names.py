@@ -1,0 +1,44 @@
+"""Short names for the blocks of transcripts, for one run of one simulation.
+
+Tables of blocks are most of what a simulated request costs, and most of that is waiting for
+memory. So blocks are named by whole numbers here, neighbours by neighbours: they hash to
+themselves, and the tables are walked in order. Two blocks have a name in common exactly where
+their names in `workload/transcript.py` are equal; nobody but the run can tell what they mean.
+"""
+
+from itertools import chain
+from typing import cast
+
+from expediter.kvcache.hashing import BlockHash
+from expediter.workload.transcript import Transcript
+
+
+class BlockNames:
+    """Gives names; the same object must name all transcripts that are to be compared."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._names: dict[bytes, list[int]] = {}  # of the blocks that end in a text, by its path
+        self._num_named = 1  # no name is false
+
+    def of(self, transcript: Transcript) -> list[BlockHash]:
+        """The names of all full blocks, in a list of the caller's own.
+
+        They are whole numbers, typed as the hashes that they stand for: names are only compared.
+        """
+        own = [self._own(node) for node in transcript.path()]
+        own.reverse()
+        return cast("list[BlockHash]", list(chain.from_iterable(own)))
+
+    def _own(self, node: Transcript) -> list[int]:
+        """Of a segment: as many of its text's as end in it."""
+        assert node.before is not None
+        num_blocks = (
+            node.num_tokens // self._block_size - node.before.num_tokens // self._block_size
+        )
+        known = self._names.setdefault(node.text_name, [])
+        num_new = num_blocks - len(known)
+        if num_new > 0:
+            known.extend(range(self._num_named, self._num_named + num_new))
+            self._num_named += num_new
+        return known if num_new >= 0 else known[:num_blocks]
