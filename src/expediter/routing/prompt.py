@@ -77,9 +77,10 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
     def named_every(self, num_tokens: int) -> list[BlockKey]:
         """Of the keys computed so far those that name so many tokens, twice as many, and so on.
 
-        None if there are none, or if blocks do not end there.
+        None if there are none, or if blocks do not end there. Those of the largest blocks, so that
+        prompts of one fleet are named alike, in whichever order their keys were computed.
         """
-        for block_size, keys in self._keys.items():
+        for block_size, keys in sorted(self._keys.items(), reverse=True):
             if num_tokens % block_size == 0:
                 step = num_tokens // block_size
                 return keys[step - 1 :: step]
