@@ -41,7 +41,7 @@ class BlockPool:
         return self.num_total_blocks - len(self._free)
 
     def allocate(self, num_blocks: int) -> list[KVCacheBlock] | None:
-        """Blocks with one holder and no name, ids rising, evicting what must go; None if too few."""
+        """Blocks with one holder, no name, rising ids, evicting what must go; None if too few."""
         if num_blocks > len(self._free):
             return None
         blocks = self._free.take_nameless(num_blocks)

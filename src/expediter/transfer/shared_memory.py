@@ -14,6 +14,7 @@ from expediter.transfer.copy_plan import Slice, check_within
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.memory import PoolMemory
 from expediter.transfer.strided import at_source, at_target
+from expediter.transfer.threads import run_to_end
 from expediter.transfer.transport import KVHandle, KVPeer, SharedMemoryHandle, host_id
 
 if TYPE_CHECKING:
@@ -60,15 +61,7 @@ class SharedMemoryTransport:
         """See `KVTransport`."""
         assert isinstance(peer, SharedMemoryPeer), "a peer of another transport"
         check_within(slices, source=peer.layout.num_bytes, target=self.layout.num_bytes)
-        loop = asyncio.get_running_loop()
-        copying = loop.run_in_executor(
-            self._thread, copy, peer.memory.array, self._memory.array, slices
-        )
-        try:
-            await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            await asyncio.wait([copying])  # the bytes' owner must know that no more are written
-            raise
+        await run_to_end(self._thread, lambda: copy(peer.memory.array, self._memory.array, slices))
 
     async def close(self) -> None:
         """See `KVTransport`."""
