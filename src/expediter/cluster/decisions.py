@@ -10,7 +10,11 @@ from expediter.load import WorkerId
 
 
 class Decision(msgspec.Struct, eq=False, kw_only=True):
-    """One placement. Times are seconds; `status` and what follows are set as they come."""
+    """One placement. Times are seconds; `status` and what follows are set as they come.
+
+    The front door adds when the request came, when it was read and ready to be placed, and when
+    its answer was complete.
+    """
 
     request_id: str
     worker_id: WorkerId
@@ -27,6 +31,9 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     error: str | None = None
+    arrived_at: float | None = None
+    read_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(slots=True)

@@ -56,6 +56,7 @@ def create_admin_app(
             Route("/stats", paths.stats),
             Route("/config", paths.config),
             Route("/decisions", paths.decisions),
+            Route("/activity", paths.activity),
             Route("/trace", paths.trace),
             Route("/workers", paths.workers, methods=["GET"]),
             Route("/workers", paths.add_worker, methods=["POST"]),
@@ -97,6 +98,9 @@ class _Paths:
     async def trace(self, request: Request) -> Response:
         lines = await self._operator.trace(_number(request, "seconds", TRACE_SECONDS))
         return Response(lines, media_type="application/jsonl")
+
+    async def activity(self, _: Request) -> Response:
+        return _json(await self._operator.activity())
 
     async def workers(self, _: Request) -> Response:
         return _json(await self._operator.workers())

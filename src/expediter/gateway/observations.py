@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
+from expediter.gateway.hot_prefixes import HotPrefixes
 from expediter.gateway.story import Story
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -74,12 +75,17 @@ class Observations:
         self._by_name: dict[Key, Series] = {}
         self._classes: set[str] = set()
         self.refusals: Counter[str] = Counter()
+        self.prefixes = HotPrefixes()
 
     def add(self, story: Story) -> None:
         """A request that was placed has ended, one way or another."""
         decision = story.decision
         if decision is None:
             return
+        decision.arrived_at, decision.read_at = story.arrived_at, story.sent_at
+        decision.ended_at = story.ended_at
+        if story.routed.prompt is not None:
+            self.prefixes.add(story.routed.prompt, at=story.arrived_at)
         key = (story.routed.model, decision.worker_id, story.slo_class)
         series = self._by_name.get(key) or self._named(key)
         series.statuses[story.status] += 1

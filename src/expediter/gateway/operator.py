@@ -48,6 +48,10 @@ class Operator(Protocol):
         """A snapshot for a dashboard."""
         ...
 
+    async def activity(self) -> Json:
+        """The last minutes' answers, and what their prompts shared."""
+        ...
+
     async def config(self) -> Json:
         """The settings in force, secrets left out."""
         ...
@@ -99,6 +103,10 @@ class GatewayOperator:
         """See Operator."""
         routing = self._gateway.config.routing
         return {"policy": routing.policy, **self._gateway.reports.stats()}
+
+    async def activity(self) -> Json:
+        """See Operator."""
+        return self._gateway.reports.activity()
 
     async def config(self) -> Json:
         """See Operator."""

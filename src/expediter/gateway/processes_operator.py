@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from expediter.errors import RequestError
+from expediter.gateway.activity import merged_activity
 from expediter.gateway.merged_reports import merged_counts, merged_metrics, merged_workers
 from expediter.gateway.raw_traffic import RAW_TRAFFIC, merged_trace
 from expediter.gateway.reports import Json
@@ -84,6 +85,10 @@ class ProcessesOperator:
             **merged_counts(found),
             "workers": workers,
         }
+
+    async def activity(self) -> Json:
+        """That of all, as if it were one process's."""
+        return merged_activity(list((await self._reports("/activity")).values()))
 
     async def config(self) -> Json:
         """The first process's; should others have different ones, it says which."""

@@ -10,6 +10,7 @@ from expediter.clock import Clock
 from expediter.cluster.decisions import Decision
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.membership import Member, Membership
+from expediter.gateway.activity import answers_of, prefixes_of, stages_of
 from expediter.gateway.observations import Histogram, Observations, Series
 from expediter.gateway.shared_load import SharedWork
 from expediter.load import WorkerId
@@ -117,6 +118,14 @@ class Reports:
             "workers": self.workers(),
         }
 
+    def activity(self) -> Json:
+        """What the last minutes were like, and what their prompts shared."""
+        now = self._clock()
+        return {
+            "answers": answers_of(self.dispatcher.log.recent, now=now),
+            "prefixes": prefixes_of(self.observations.prefixes.tree(), self.index, now=now),
+        }
+
     def _worker(self, member: Member) -> Json:
         worker_id, work = member.worker_id, self.work
         tally = self.dispatcher.log.workers.get(worker_id)
@@ -124,6 +133,7 @@ class Reports:
         return {
             "worker_id": worker_id,
             "url": member.endpoint.url,
+            "role": member.endpoint.role,
             "role": member.endpoint.role,
             "status": member.status,
             "breaker": member.breaker.state,
@@ -161,6 +171,7 @@ class Reports:
             "status": decision.status,
             "ttft_seconds": decision.ttft,
             "error": decision.error,
+            "stages": stages_of(decision),
         }
 
 
