@@ -8,7 +8,7 @@ keeps them there. The fleet is eight 70B workers on 8 H100 each, with measured s
 
 import asyncio
 import random
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -149,7 +149,8 @@ def _times(run: Run, burst: Burst) -> list[float]:
     begin = _begin(run)
     last = max(answer.finished_at or 0.0 for answer in _hot(run))
     end = min(last, begin + 2 * burst.seconds + TAIL)
-    return [begin + (end - begin) * frame / (NUM_FRAMES - 1) for frame in range(NUM_FRAMES)]
+    step = (end - begin) / (NUM_FRAMES - 1)
+    return [begin + step * frame for frame in range(NUM_FRAMES - 1)] + [end]
 
 
 def _counts(run: Run, times: list[float], *, waiting: bool) -> list[list[list[int]]]:
@@ -161,8 +162,8 @@ def _counts(run: Run, times: list[float], *, waiting: bool) -> list[list[list[in
         begin = answer.arrived_at if waiting else answer.scheduled_at
         end = answer.scheduled_at if waiting else answer.finished_at
         row = changes[numbers[answer.worker_id]][CLASSES.index(answer.turn.label)]
-        row[bisect_right(times, begin)] += 1
-        row[bisect_right(times, times[-1] if end is None else end)] -= 1
+        row[bisect_left(times, begin)] += 1
+        row[bisect_left(times, times[-1] if end is None else end)] -= 1
     return [[list(accumulate(row[:-1])) for row in worker] for worker in changes]
 
 
