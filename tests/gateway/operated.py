@@ -79,10 +79,12 @@ class Served:
         self.process.send_signal(signal.SIGHUP)
         await until(lambda: len(RELOADED.findall(self.log)) > before)
 
-    async def ask(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    async def ask(self, *, key: str | None = None, **body: Any) -> httpx.Response:
         """A request on a connection of its own, so that any process may get it."""
-        async with httpx.AsyncClient() as client:
-            return await client.post(f"http://127.0.0.1:{self.port}{path}", json=body, timeout=60)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+            return await client.post(url, json=body)
 
     async def stats(self) -> dict[str, Any]:
         answer = await self.admin.get("/stats")
