@@ -29,6 +29,7 @@ class FakeExchange:
     status: int
     failure: ClusterError | None = None
     gate: asyncio.Event | None = None
+    is_empty: bool = False
 
     async def ended(self) -> None:
         if self.gate is not None:

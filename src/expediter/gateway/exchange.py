@@ -54,6 +54,13 @@ class HttpExchange:
         return self._head.status
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the answer is over and there was nothing in it."""
+        if not self.is_over or self._head is None:
+            return False
+        return self._head.length == 0 if self._body is None else self._body.is_empty
+
+    @property
     def is_between_chunks(self) -> bool:
         """Whether a chunk may follow what the sink got."""
         return self._body is not None and self._body.is_between_chunks

@@ -16,10 +16,14 @@ class BadFraming(ValueError):
 
 
 class Body(Protocol):
-    """Follows one body. `has_excess` is true if more bytes came than belong to it."""
+    """Follows one body. `has_excess` is true if more bytes came than belong to it.
+
+    `is_empty` is true as long as there is nothing in it.
+    """
 
     is_complete: bool
     has_excess: bool
+    is_empty: bool
 
     @property
     def is_between_chunks(self) -> bool:
@@ -34,12 +38,12 @@ class Body(Protocol):
 class LengthBody:
     """As many bytes as Content-Length says."""
 
-    __slots__ = ("_remaining", "has_excess", "is_complete")
+    __slots__ = ("_remaining", "has_excess", "is_complete", "is_empty")
     is_between_chunks = False
 
     def __init__(self, length: int) -> None:
         self._remaining = length
-        self.is_complete = length == 0
+        self.is_complete = self.is_empty = length == 0
         self.has_excess = False
 
     def feed(self, data: bytes) -> bytes:
@@ -59,20 +63,33 @@ class LengthBody:
 class UntilCloseBody:
     """Everything, until the connection ends."""
 
-    __slots__ = ()
+    __slots__ = ("is_empty",)
     is_complete = False
     has_excess = False
     is_between_chunks = True
 
+    def __init__(self) -> None:
+        self.is_empty = True
+
     def feed(self, data: bytes) -> bytes:
         """All of it."""
+        if data:
+            self.is_empty = False
         return data
 
 
 class ChunkedBody:
     """Chunks; handed on with their framing, or only their contents if it `unwraps`."""
 
-    __slots__ = ("_in_trailer", "_line", "_num_left", "_unwraps", "has_excess", "is_complete")
+    __slots__ = (
+        "_in_trailer",
+        "_line",
+        "_num_left",
+        "_unwraps",
+        "has_excess",
+        "is_complete",
+        "is_empty",
+    )
 
     def __init__(self, *, unwraps: bool) -> None:
         self._unwraps = unwraps
@@ -81,6 +98,7 @@ class ChunkedBody:
         self._in_trailer = False
         self.is_complete = False
         self.has_excess = False
+        self.is_empty = True
 
     @property
     def is_between_chunks(self) -> bool:
@@ -131,5 +149,8 @@ class ChunkedBody:
         if size is None:
             raise BadFraming("a chunk has no valid size")
         num_bytes = int(size[1], 16)
-        self._in_trailer = num_bytes == 0
-        self._num_left = num_bytes + 2 if num_bytes else 0
+        if num_bytes:
+            self._num_left = num_bytes + 2
+            self.is_empty = False
+        else:
+            self._in_trailer = True

@@ -57,6 +57,8 @@ def _head(status: int) -> ResponseHead:
 class SimulatedExchange:
     """One request at one worker; the peer of `Exchange`."""
 
+    is_empty = False
+
     def __init__(
         self,
         forwarded: SimulatedRequest,
