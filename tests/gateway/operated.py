@@ -48,7 +48,8 @@ async def operated(
     await admin.start()
     try:
         await until(lambda: len(gateway.membership.ready()) == len(workers))
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{admin.port}") as client:
+        url = f"http://127.0.0.1:{admin.port}"
+        async with httpx.AsyncClient(base_url=url, verify=False) as client:
             yield gateway, client
     finally:
         await admin.stop()
@@ -83,7 +84,7 @@ class Served:
         """A request on a connection of its own, so that any process may get it."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        async with httpx.AsyncClient(headers=headers, timeout=60, verify=False) as client:
             return await client.post(url, json=body)
 
     async def stats(self) -> dict[str, Any]:
@@ -109,7 +110,8 @@ async def served(
         )
     try:
         found = [await _logged(folder, process, rf"{what}:(\d+)") for what in PORTS]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{found[1]}", timeout=60) as admin:
+        url = f"http://127.0.0.1:{found[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as admin:
             gateway = Served(process, folder, found[0], admin)
             await eventually(lambda: _is_ready(admin, num_workers))
             yield gateway
