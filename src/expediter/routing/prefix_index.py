@@ -42,10 +42,10 @@ class _Table:
     assumed: Holders = field(default_factory=dict)
 
     def lookup(self) -> Callable[[BlockKey, int], int]:
-        """What finds a key's holders now; without assumptions it is one dictionary's `get`."""
+        """What finds a key's holders now; with one source it is one dictionary's `get`."""
         held, assumed = self.held.get, self.assumed.get
-        if not self.assumed:
-            return held
+        if not (self.assumed and self.held):
+            return assumed if self.assumed else held
         return lambda key, default: held(key, default) | assumed(key, 0)
 
 
