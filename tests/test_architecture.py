@@ -52,6 +52,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": {"workload", "results"},
     "planner": {"simulation", "scheduling", "routing", "workload", "results"},
     "lab": {"planner", "simulation", "scheduling", "routing", "workload"},
+    "dashboard": {"gateway", "cluster"},
     "settings": set(),
     "fleet": {"settings"},
     "cli": {"assemble", "settings", "fleet"},

@@ -10,12 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
+from starlette.applications import Starlette
 
 from expediter.assemble.policies import build_policy
 from expediter.config import AdminConfig, GatewayConfig, RoutingConfig
+from expediter.dashboard.pages import page_routes
+from expediter.dashboard.routes import dashboard_routes
 from expediter.errors import ConfigError, GatewayFailed
+from expediter.fleet.plan import local_url
 from expediter.gateway.admin import AdminServer, create_admin_app
 from expediter.gateway.gateway import Gateway
+from expediter.gateway.operator import GatewayOperator, Operator
 from expediter.gateway.processes import Share, serve_processes
 from expediter.gateway.raw_traffic import raw_traffic_route
 from expediter.routing.policy import RoutingPolicy
@@ -42,7 +47,7 @@ def run_gateway(read: ReadConfig, *, command: list[str], share: str | None = Non
             "or say in [gateway.discovery] where to find them"
         )
     if config.processes > 1 and share is None:
-        uvloop.run(serve_processes(read, command=command))
+        uvloop.run(serve_processes(read, command=command, create_admin=_admin_app))
     else:
         mine = Share.parse(share) if share is not None else None
         uvloop.run(_Serving(read, config, mine).run())
@@ -84,11 +89,12 @@ class _Serving:
 
     async def _start(self) -> None:
         config, share = self._config, self._share
-        app = create_admin_app(
-            self._gateway,
-            token=None if share else config.admin.token,
-            routes=[raw_traffic_route(self._gateway.dispatcher.traffic)] if share else [],
-        )
+        if share is not None:
+            routes = [raw_traffic_route(self._gateway.dispatcher.traffic)]
+            app = create_admin_app(self._gateway, routes=routes)
+        else:
+            operator = GatewayOperator(self._gateway)
+            app = _admin_app(operator, config, lambda: self._gateway.port)
         admin = None
         if share is not None or config.admin.enabled:
             settings = AdminConfig() if share is not None else config.admin
@@ -130,6 +136,17 @@ async def _until(stop: asyncio.Event, gateway: Gateway) -> None:
         stopped.cancel()
         failed.cancel()
         await asyncio.gather(stopped, failed, return_exceptions=True)
+
+
+def _admin_app(operator: Operator, config: GatewayConfig, port: Callable[[], int]) -> Starlette:
+    """The admin port with its pages; `port` is the gateway's, once it listens."""
+
+    def url() -> str:
+        found = local_url(config.host, port())
+        return found.replace("http", "https", 1) if config.tls is not None else found
+
+    routes = dashboard_routes(operator, config, url=url, clock=time.monotonic)
+    return create_admin_app(operator, token=config.admin.token, routes=routes, pages=page_routes())
 
 
 def _policy(routing: RoutingConfig) -> RoutingPolicy:

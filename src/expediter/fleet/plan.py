@@ -6,7 +6,7 @@ to its log and its ZeroMQ sockets. The folder is private to the user and goes wi
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -28,11 +28,28 @@ THREAD_DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
 }
 
+ADMIN_DISTANCE = 1000
+FIRST_PORT, LAST_PORT = 1024, 65535
+
+
+def with_ports(config: Config) -> Config:
+    """The gateway's port and its admin port as numbers, so that they can be told beforehand."""
+    gateway = config.gateway
+    if gateway.port == 0:
+        gateway = replace(gateway, port=some_free_port(gateway.host))
+    admin = gateway.admin
+    if admin.enabled and not admin.port:
+        first = gateway.port + ADMIN_DISTANCE
+        if first > LAST_PORT:
+            first = FIRST_PORT
+        admin = replace(admin, port=_free_port(admin.host, first, {gateway.port}))
+    return replace(config, gateway=replace(gateway, admin=admin))
+
 
 def plan_workers(config: Config, *, folder: Path) -> list[WorkerConfig]:
     """`config.worker` once for each worker, with its own name, port and sockets."""
     first = config.worker.port or config.gateway.port + 1
-    taken = {config.gateway.port}
+    taken = {config.gateway.port, config.gateway.admin.port}
     workers = []
     for number in range(config.fleet.num_workers):
         port = _free_port(config.worker.host, first, taken)
@@ -95,9 +112,9 @@ def some_free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _free_port(host: str, first: int, taken: set[int]) -> int:
+def _free_port(host: str, first: int, taken: Container[int | None]) -> int:
     """The first free port from `first` on: outside the range that outgoing calls draw from."""
-    for port in range(first, 65536):
+    for port in range(first, LAST_PORT + 1):
         if port not in taken and _why_not(host, port) is None:
             return port
     raise ConfigError(f"no free port on {host} from {first} on")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
@@ -20,20 +19,18 @@ from expediter.fleet.plan import (
     plan_fleet,
     plan_workers,
     require_free_port,
-    some_free_port,
+    with_ports,
 )
 from expediter.fleet.probe import is_healthy
 from expediter.fleet.process import FleetProcess
 from expediter.fleet.supervisor import Supervisor
-from expediter.fleet.welcome import show_welcome
+from expediter.fleet.welcome import Welcome
 
 
 async def up(config: Config, *, environ: Mapping[str, str], console: Console) -> None:
     """Run the fleet until SIGINT or SIGTERM; raises ExpediterError if it cannot start."""
-    host = config.gateway.host
-    if config.gateway.port == 0:
-        config = replace(config, gateway=replace(config.gateway, port=some_free_port(host)))
-    require_free_port(host, config.gateway.port)
+    config = with_ports(config)
+    require_free_port(config.gateway.host, config.gateway.port)
     with runtime_folder() as folder:
         specs = plan_fleet(config, plan_workers(config, folder=folder), folder=folder)
         environment = child_environment(environ, **THREAD_DEFAULTS)
@@ -70,8 +67,14 @@ async def _start_and_run(
     console.print(f"Starting {num_workers} {noun} and the gateway", highlight=False)
     with console.status("Loading the model"):
         await supervisor.start()
-    api = f"{local_url(config.gateway.host, config.gateway.port)}/v1"
-    show_welcome(console, api=api, model=config.worker.served_model_name or "", logs=folder)
+    gateway = config.gateway
+    welcome = Welcome(
+        api=f"{local_url(gateway.host, gateway.port)}/v1",
+        page=local_url(gateway.admin.host, gateway.admin.port) if gateway.admin.port else None,
+        model=config.worker.served_model_name or "",
+        logs=folder,
+    )
+    welcome.show(console)
     await supervisor.run()
 
 

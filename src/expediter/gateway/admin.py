@@ -1,18 +1,13 @@
 """The admin port: what the operator sees and does, apart from what clients reach.
 
-Without a token it listens on loopback only, and then everybody on this machine may use it, except
-web pages in a browser there: a page of another origin, or one whose name was pointed at loopback,
-is refused. With a token every request has to bring it.
+Without a token it listens on loopback only. Who is let in, `door.py` decides.
 """
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -23,13 +18,12 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from expediter.config import AdminConfig
 from expediter.errors import ConfigError, RequestError
+from expediter.gateway.door import Door, is_loopback, refusal
 from expediter.gateway.gateway import Gateway
 from expediter.gateway.operator import GatewayOperator, Operator
-from expediter.gateway.replies import error_body
 from expediter.gateway.reports import DEFAULT_DECISIONS, MAX_DECISIONS
 
 logger = logging.getLogger(__name__)
@@ -39,17 +33,25 @@ MAX_BODY_BYTES = 1024 * 1024
 GRACE_SECONDS = 1
 TRACE_SECONDS = 600
 MAX_DIGITS = 9
-_SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 def create_admin_app(
-    operated: Gateway | Operator, *, token: str | None = None, routes: Sequence[BaseRoute] = ()
+    operated: Gateway | Operator,
+    *,
+    token: str | None = None,
+    routes: Sequence[BaseRoute] = (),
+    pages: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The admin port's application; `routes` are more pages of it, behind the same door."""
+    """The admin port's application.
+
+    `routes` are more of it, behind the same door; `pages` need no token, so nothing of the fleet
+    may be in them. `app.state.closing` is set when the port closes.
+    """
     operator = GatewayOperator(operated) if isinstance(operated, Gateway) else operated
     paths = _Paths(operator)
-    return Starlette(
+    app = Starlette(
         routes=[
+            *pages,
             Route("/health", paths.health),
             Route("/ready", paths.ready),
             Route("/metrics", paths.metrics),
@@ -66,9 +68,11 @@ def create_admin_app(
             Route("/policy", paths.use_policy, methods=["POST"]),
             *routes,
         ],
-        middleware=[Middleware(_Door, token=token)],
+        middleware=[Middleware(Door, token=token, pages=pages)],
         exception_handlers={RequestError: _on_refusal, HTTPException: _on_http_error},
     )
+    app.state.closing = asyncio.Event()
+    return app
 
 
 class _Paths:
@@ -124,41 +128,6 @@ class _Paths:
         return _json(await self._operator.use_policy(await _body(request)))
 
 
-class _Door:
-    """Lets in who has the token; without one, whoever is not a web page from elsewhere."""
-
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
-        self._app = app
-        self._token = token.encode() if token is not None else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 or 403, or pass the request on."""
-        if scope["type"] == "http":
-            headers: dict[bytes, bytes] = dict(scope["headers"])
-            refusal = self._refusal(headers, scope["method"])
-            if refusal is not None:
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, headers: dict[bytes, bytes], method: str) -> Response | None:
-        if self._token is not None:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            matches = hmac.compare_digest(given.strip(), self._token)
-            if matches and scheme.lower() == b"bearer":
-                return None
-            response = _error(401, "the admin token is needed: Authorization: Bearer TOKEN")
-            response.headers["www-authenticate"] = "Bearer"
-            return response
-        host = headers.get(b"host", b"").decode("latin-1")
-        if not is_loopback(_hostname(host)):
-            return _error(403, "without a token, call this port by a loopback address")
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and method not in _SAFE_METHODS and origin.partition("://")[2] != host:
-            return _error(403, "pages of other origins may change nothing here")
-        return None
-
-
 class AdminServer:
     """Serves the application from `start` to `stop`, on the running event loop."""
 
@@ -208,6 +177,7 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close; answers under way get a moment."""
+        self._app.state.closing.set()
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task
@@ -240,24 +210,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _hostname(host: str) -> str:
-    """The name in a Host header, without the port; empty if there is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)
@@ -284,16 +236,11 @@ def _json(value: object, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _error(status: int, message: str, *, kind: str = "invalid_request_error") -> Response:
-    body = error_body(message, kind=kind, code=status)
-    return Response(body, status, media_type="application/json")
-
-
 async def _on_refusal(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error(error.status, str(error), kind=error.kind)
+    return refusal(error.status, str(error), kind=error.kind)
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail)
+    return refusal(error.status_code, error.detail)

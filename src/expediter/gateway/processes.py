@@ -16,10 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.applications import Starlette
+
 from expediter.clock import Clock
 from expediter.config import GatewayConfig
 from expediter.errors import ConfigError, GatewayFailed
-from expediter.gateway.admin import AdminServer, create_admin_app
+from expediter.gateway.admin import AdminServer
+from expediter.gateway.operator import Operator
 from expediter.gateway.processes_operator import ProcessesOperator
 from expediter.gateway.reconfigure import settled
 from expediter.gateway.restarts import RestartPause
@@ -60,7 +63,13 @@ class Share:
         return socket.socket(fileno=self.admin_fd)
 
 
-async def serve_processes(read: Callable[[], GatewayConfig], *, command: list[str]) -> None:
+CreateAdmin = Callable[[Operator, GatewayConfig, Callable[[], int]], Starlette]
+"""The admin port's application, of what it operates and the gateway's port."""
+
+
+async def serve_processes(
+    read: Callable[[], GatewayConfig], *, command: list[str], create_admin: CreateAdmin
+) -> None:
     """Serve until SIGINT or SIGTERM; `command` and a share run one process.
 
     Raises ConfigError or GatewayFailed if the processes cannot serve.
@@ -70,7 +79,8 @@ async def serve_processes(read: Callable[[], GatewayConfig], *, command: list[st
     try:
         with _ReservedPort(config) as port:
             parent = _Parent(config, [*command, "--port", str(port)], folder)
-            await parent.run(read, port)
+            admin = create_admin(parent.operator, config, lambda: port)
+            await parent.run(read, port, admin)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -86,16 +96,16 @@ class _Parent:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._orders = StandingOrders()
-        self._operator = ProcessesOperator(self._paths, running=self._running, orders=self._orders)
+        self.operator = ProcessesOperator(self._paths, running=self._running, orders=self._orders)
 
-    async def run(self, read: Callable[[], GatewayConfig], port: int) -> None:
+    async def run(self, read: Callable[[], GatewayConfig], port: int, app: Starlette) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload, read)
         loop.add_signal_handler(signal.SIGUSR1, self._pass_on, signal.SIGUSR1)
-        admin = self._admin(port)
+        admin = self._admin(port, app)
         if admin is not None:
             await admin.start()
         keepers = [asyncio.create_task(self._keep(n)) for n in range(self._config.processes)]
@@ -112,11 +122,10 @@ class _Parent:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _admin(self, port: int) -> AdminServer | None:
+    def _admin(self, port: int, app: Starlette) -> AdminServer | None:
         config = self._config.admin
         if not config.enabled:
             return None
-        app = create_admin_app(self._operator, token=config.token)
         return AdminServer(app, config, gateway_port=port)
 
     async def _keep(self, number: int) -> None:
@@ -156,7 +165,7 @@ class _Parent:
         self._running[number] = process
         if self._stopping.is_set():
             process.terminate()
-        restoring = asyncio.create_task(self._operator.restore(number))
+        restoring = asyncio.create_task(self.operator.restore(number))
         try:
             return await process.wait()
         finally:
