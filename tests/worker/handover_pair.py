@@ -13,6 +13,7 @@ from hash_engine import BLOCK_SIZE, HashModel, until
 from live_server import Live, live_server
 
 from expediter.clock import Clock
+from expediter.config import KVCacheConfig, WorkerConfig
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.transfer.layout import KVIdentity, KVLayout
 from expediter.transfer.memory import PoolMemory
@@ -22,6 +23,7 @@ from expediter.worker.handover.live import LiveHandover, Terms, open_handover
 from expediter.worker.handover.pools import Pools
 
 NUM_LAYERS = 3
+CONFIG = WorkerConfig(port=0, kv_cache=KVCacheConfig(block_size=BLOCK_SIZE), shutdown_seconds=0.5)
 JUNK = -1
 
 
@@ -105,6 +107,16 @@ class _Overlay:
         self.written[slot] = state
 
 
+class Hand:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class SlowTransport(SharedMemoryTransport):
     """Copies while `may_pull` is set; counts."""
 
@@ -113,6 +125,7 @@ class SlowTransport(SharedMemoryTransport):
         self.may_pull = asyncio.Event()
         self.may_pull.set()
         self.num_waiting = 0
+        self.num_bytes = 0
 
     async def pull(self, peer: Any, slices: Any) -> None:
         self.num_waiting += 1
@@ -121,11 +134,12 @@ class SlowTransport(SharedMemoryTransport):
         finally:
             self.num_waiting -= 1
         await super().pull(peer, slices)
+        self.num_bytes += sum(piece.total_bytes for piece in slices)
 
 
 @dataclass
 class Side:
-    """One worker of two; `clock` is its hand-over's."""
+    """One worker of two."""
 
     live: Live
     model: PooledModel
@@ -175,7 +189,9 @@ async def side(
             wall_clock=time.time,
             watch_layers=model.watch_layers,
         ) as handover,
-        live_server(model, handover=handover, num_blocks=num_blocks, **options) as live,
+        live_server(
+            model, config=CONFIG, handover=handover, num_blocks=num_blocks, **options
+        ) as live,
     ):
         try:
             yield Side(live, model, handover, transport)
@@ -205,7 +221,7 @@ class Pair:
 
     async def prefill_leg(self, prompt: object, *, name: str = "", **fields: Any) -> dict[str, Any]:
         """The answer of the first leg; `name` is the gateway's for the transfer."""
-        params = {"do_remote_decode": True, "do_remote_prefill": False}
+        params: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
         if name:
             params["transfer_id"] = name
         fields = {k: v for k, v in fields.items() if k not in ("n", "stream", "stream_options")}

@@ -160,12 +160,16 @@ class HandoverTarget:
             self._settle(transfer)
         elif not self._is_too_late(transfer):
             self._check_complete(transfer)
+        if transfer.is_forgotten:
+            self._forget(transfer)
 
     def pull_failed(self, transfer_id: TransferId, error: TransferError) -> None:
         """The last order could not be carried out; nothing of it is being written any more."""
         transfer = self._transfers[transfer_id]
         transfer.pull_ended(is_good=False)
         self._fail(transfer, error)
+        if transfer.is_forgotten:
+            self._forget(transfer)
 
     def cancel(self, transfer_id: TransferId) -> None:
         """Nobody wants it any more. Its slots are let go of once nothing is written to them."""
@@ -277,6 +281,6 @@ class HandoverTarget:
 
     def _forget(self, transfer: Incoming) -> None:
         """Nothing is left to say; what is still written to its slots keeps it a while."""
-        transfer.safe_until = float("-inf")
+        transfer.safe_until, transfer.is_forgotten = float("-inf"), True
         if transfer.pulling is None:
             del self._transfers[transfer.transfer_id]
