@@ -21,52 +21,21 @@ class Link:
     source: str = ""
 
 
+_ONE_WAY = {
+    "nvlink4": (450 * GB, "NVIDIA H100 SXM: 900 GB/s both ways"),
+    "nvlink3": (300 * GB, "NVIDIA A100 SXM: 600 GB/s both ways"),
+    "nvlink-nvl": (300 * GB, "NVIDIA H100 NVL: 600 GB/s both ways"),
+    "pcie5": (64 * GB, "PCIe Gen5 x16: 128 GB/s both ways"),
+    "pcie4": (32 * GB, "PCIe Gen4 x16: 64 GB/s both ways"),
+    "nic400": (50 * GB, "400 Gb/s network card (NDR InfiniBand)"),
+    "nic200": (25 * GB, "200 Gb/s network card (HDR InfiniBand)"),
+    "nic100": (12.5 * GB, "100 Gb/s network card"),
+    "nvme4": (7 * GB, "PCIe Gen4 x4 SSD, read"),
+    "wifi": (0.0375 * GB, "300 Mb/s, assumed"),
+}
 LINKS = {
-    link.name: link
-    for link in (
-        Link(
-            name="nvlink4",
-            bytes_per_second=450 * GB,
-            source="NVIDIA H100 SXM: 900 GB/s both ways",
-        ),
-        Link(
-            name="nvlink3",
-            bytes_per_second=300 * GB,
-            source="NVIDIA A100 SXM: 600 GB/s both ways",
-        ),
-        Link(
-            name="nvlink-nvl",
-            bytes_per_second=300 * GB,
-            source="NVIDIA H100 NVL: 600 GB/s both ways",
-        ),
-        Link(
-            name="pcie5",
-            bytes_per_second=64 * GB,
-            source="PCIe Gen5 x16: 128 GB/s both ways",
-        ),
-        Link(
-            name="pcie4",
-            bytes_per_second=32 * GB,
-            source="PCIe Gen4 x16: 64 GB/s both ways",
-        ),
-        Link(
-            name="nic400",
-            bytes_per_second=50 * GB,
-            source="400 Gb/s network card (NDR InfiniBand)",
-        ),
-        Link(
-            name="nic200",
-            bytes_per_second=25 * GB,
-            source="200 Gb/s network card (HDR InfiniBand)",
-        ),
-        Link(
-            name="nic100",
-            bytes_per_second=12.5 * GB,
-            source="100 Gb/s network card",
-        ),
-        Link(name="nvme4", bytes_per_second=7 * GB, source="PCIe Gen4 x4 SSD, read"),
-        Link(name="wifi", bytes_per_second=0.0375 * GB, source="300 Mb/s, assumed"),
-    )
+    name: Link(name=name, bytes_per_second=speed, source=source)
+    for name, (speed, source) in _ONE_WAY.items()
 }
 
 
