@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.gateway.gateway import Gateway
+from expediter.load import WorkerRole
 from expediter.routing.cache_aware import CacheAware
 from expediter.routing.policy import RoutingPolicy
 from expediter.tokenizer import Tokenizer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON_OK = OK + b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+PROBED = ("/v1/models", "/kv_event_sources", "/server_info", "/kv_transfer_source")
 SSE_HEAD = OK + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -55,9 +57,15 @@ def hang_up(answer: bytes = b"") -> Script:
 
 
 class FakeWorker:
-    """Answers requests by its script; `/health` is always fine while it listens."""
+    """Answers requests by its script; `/health` is always fine while it listens.
+
+    What else a gateway asks of a worker is in `pages`, or is not there.
+    """
+
+    role = WorkerRole.BOTH
 
     def __init__(self, script: Script, *, name: str = "w", port: int = 0) -> None:
+        self.pages: dict[str, bytes] = {}
         self.script = script
         self.name = name
         self.port = port
@@ -88,7 +96,8 @@ class FakeWorker:
 
     @property
     def endpoint(self) -> WorkerEndpoint:
-        return WorkerEndpoint(url=f"http://127.0.0.1:{self.port}", worker_id=self.name)
+        url = f"http://127.0.0.1:{self.port}"
+        return WorkerEndpoint(url=url, worker_id=self.name, role=self.role)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -97,7 +106,10 @@ class FakeWorker:
             while (request := await _read_request(reader)) is not None:
                 if request.target == "/health":
                     writer.write(JSON_OK)
-                elif request.target in ("/v1/models", "/kv_event_sources", "/server_info"):
+                elif request.target in self.pages:
+                    page = self.pages[request.target]
+                    writer.write(OK + b"content-length: %d\r\n\r\n%b" % (len(page), page))
+                elif request.target in PROBED:
                     writer.write(OK.replace(b"200 OK", b"404 No") + b"content-length: 0\r\n\r\n")
                 else:
                     self.received.append(request)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from expediter.cluster.decisions import Decision
+from expediter.cluster.decisions import Decision, TransferReport
 
 Header = tuple[bytes, bytes]
 """Name in lower case, value."""
@@ -75,6 +75,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    transfer: TransferReport | None = None
 
 
 class ResponseSink(Protocol):
@@ -107,6 +108,11 @@ class Exchange(Protocol):
     @property
     def status(self) -> int:
         """The HTTP status the worker answered with."""
+        ...
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer is over already and there was nothing in it."""
         ...
 
     async def ended(self) -> None:

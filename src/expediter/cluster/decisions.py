@@ -9,11 +9,28 @@ import msgspec
 from expediter.load import WorkerId
 
 
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of the KV it fetched; None where it does not say.
+
+    `exposed_seconds` passed after the prompt was computed elsewhere; the rest of the transfer ran
+    beside that. `first_token` says which worker sampled it.
+    """
+
+    tokens: int | None = None
+    bytes: int | None = None
+    hidden_bytes: int | None = None
+    seconds: float | None = None
+    exposed_seconds: float | None = None
+    first_token: str | None = None
+    failure: str | None = None
+
+
 class Decision(msgspec.Struct, eq=False, kw_only=True):
     """One placement. Times are seconds; `status` and what follows are set as they come.
 
     The front door adds when the request came, when it was read and ready to be placed, and when
-    its answer was complete.
+    its answer was complete. `prefill_worker_id` is set where two workers serve the request,
+    `costs` where that was considered; `fallback` says why it came otherwise.
     """
 
     request_id: str
@@ -34,6 +51,25 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     arrived_at: float | None = None
     read_at: float | None = None
     ended_at: float | None = None
+    costs: Mapping[str, float] | None = None
+    prefill_worker_id: WorkerId | None = None
+    prefill_matched_tokens: int = 0
+    prefill_seconds: float | None = None
+    prefill_error: str | None = None
+    fallback: str | None = None
+    transfer: TransferReport | None = None
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether another worker computes the prompt, as far as is known."""
+        return self.prefill_worker_id is not None and self.fallback is None
+
+    @property
+    def lost_worker_id(self) -> WorkerId:
+        """Of a try that failed, the worker that did."""
+        if self.prefill_worker_id is not None and self.error is None:
+            return self.prefill_worker_id
+        return self.worker_id
 
 
 @dataclass(slots=True)
@@ -50,6 +86,25 @@ class WorkerTally:
     actual_cached_tokens: int = 0
 
 
+@dataclass(slots=True)
+class TransferTally:
+    """Totals of the transfers that workers told of."""
+
+    num_transfers: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+    def add(self, report: TransferReport) -> None:
+        """One more."""
+        self.num_transfers += 1
+        self.num_tokens += report.tokens or 0
+        self.num_bytes += report.bytes or 0
+        self.seconds += report.seconds or 0.0
+        self.exposed_seconds += report.exposed_seconds or 0.0
+
+
 class DecisionLog:
     """The last decisions, and totals of all."""
 
@@ -59,12 +114,16 @@ class DecisionLog:
         self.num_retries = 0
         self.num_retries_refused = 0  # for want of budget
         self.num_unplaced = 0
+        self.num_pairs = 0
+        self.num_fallbacks: Counter[str] = Counter()  # requests that should have been pairs
+        self.transfers = TransferTally()
         self.workers: dict[WorkerId, WorkerTally] = {}
 
     def add(self, decision: Decision) -> None:
         """A request was placed."""
         self.recent.append(decision)
         self.num_by_reason[decision.reason] += 1
+        self.num_pairs += decision.prefill_worker_id is not None
         self.num_retries += decision.num_tries > 1
         self._tally(decision).num_requests += 1
 
@@ -77,6 +136,18 @@ class DecisionLog:
         """Its worker did not answer, or not to the end."""
         decision.error = error
         self._tally(decision).num_failures += 1
+
+    def fell_back(self, decision: Decision, reason: str) -> None:
+        """One worker serves what two should have."""
+        decision.fallback = reason
+        self.num_fallbacks[reason] += 1
+
+    def transferred(self, decision: Decision, report: TransferReport) -> None:
+        """Its worker fetched KV, or tried to."""
+        decision.transfer = report
+        if report.failure is not None:
+            self.fell_back(decision, "transfer-failed")
+        self.transfers.add(report)
 
     def answered(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Its worker said how much of the prompt was cached."""

@@ -1,5 +1,8 @@
 """The story of a request: place it, send it, and if its worker fails, try another or give up.
 
+One worker serves it, or two: then a prefill worker's part frames the decode worker's, whose answer
+is the client's (`pairs.py`). What every part of it has in common is in `leg.py`.
+
 A request goes to another worker only if nothing of an answer has arrived, never twice to the
 same worker, and not if its worker was merely silent: it may be working on it. How many are sent
 again is limited (`retry_budget.py`). Workers' own errors (any HTTP status) are answers, and the
@@ -7,35 +10,29 @@ client's to deal with; but those that a broken worker gives to everybody count a
 """
 
 import logging
-from collections.abc import Sequence
 
 from expediter.clock import Clock
-from expediter.cluster.breaker import Ticket
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
 from expediter.cluster.decisions import Decision, DecisionLog
-from expediter.cluster.eligible import eligible
-from expediter.cluster.membership import Member, Membership
+from expediter.cluster.handed import Handed, PrefillRefused
+from expediter.cluster.handover import Splitting
+from expediter.cluster.leg import Legs
+from expediter.cluster.membership import Membership
+from expediter.cluster.pairs import Pair, Pairs
+from expediter.cluster.placement import Placed, Placement
 from expediter.cluster.predictions import Predictions
 from expediter.cluster.retry_budget import RetryBudget
 from expediter.cluster.traffic import TrafficLog
 from expediter.config import RoutingConfig
-from expediter.errors import WorkerLost, WorkerSilent, WorkerUnavailable
+from expediter.errors import TransferError, WorkerLost, WorkerSilent, WorkerUnavailable
 from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
-from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork
-from expediter.routing.policy import LeastLoaded, RoutingPolicy
+from expediter.routing.outstanding import OutstandingWork
+from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
-from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
+from expediter.routing.view import RoutedRequest
 
 logger = logging.getLogger(__name__)
-
-CONFIRM_SECONDS = 5.0
-"""How long a prompt that a worker answered counts as cached there before its events say so.
-Events of a prompt's blocks leave the worker before the answer's first byte, so they come in
-milliseconds; this only has to outlast them."""
-
-NO_FAULT = frozenset({501, 503})
-"""5xx that say nothing against a worker: it cannot do this, or has no room for it now."""
 
 
 class Dispatcher:
@@ -53,29 +50,38 @@ class Dispatcher:
     ) -> None:
         """`work` counts what is in flight; one that other processes see too, if several serve."""
         self._membership = membership
-        self._index = index
-        self._by_load = LeastLoaded()
         self._clock = clock
-        self.use(policy, config)
         self.work = work or OutstandingWork()
         self.log = DecisionLog()
+        self._legs = Legs(membership=membership, index=index, work=self.work)
+        self._placement = Placement(
+            membership=membership, index=index, work=self.work, policy=policy
+        )
+        self._pairs: Pairs | None = None
+        self.use(policy, config)
         self.traffic = TrafficLog(clock=clock)
         self.predictions = Predictions(num_answers=membership.relearn_answers, clock=clock)
         membership.count_known_by(self.work.num_requests)
 
+    def split(self, splitting: Splitting) -> None:
+        """From now on, serve requests with two workers where there are roles for it."""
+        self._placement.splitting = splitting
+        self._pairs = Pairs(splitting, legs=self._legs, log=self.log, clock=self._clock)
+
     @property
     def uses_prefixes(self) -> bool:
         """Whether requests are placed by their prompts."""
-        return self._policy.uses_prefixes
+        return self._policy.uses_prefixes or self._placement.splits
 
     def use(self, policy: RoutingPolicy, config: RoutingConfig) -> None:
         """Place by this policy from now on; what runs is not moved."""
-        self._policy = policy
+        self._policy = self._placement.policy = policy
         self._learner = policy if isinstance(policy, Learner) else None
         self._membership.teach(self._learner)
         self.session_header = config.session_header.encode()
         self._retries = RetryBudget(config.retries, clock=self._clock)
-        self._config = config
+        self._placement.slack_tokens = config.slack_tokens
+        self._legs.assumed_seconds = config.assumed_seconds
 
     async def dispatch(
         self, request: RoutedRequest, forwarded: ForwardedRequest, sink: ResponseSink
@@ -89,7 +95,7 @@ class Dispatcher:
         failure: WorkerLost | None = None
         self._retries.earn()
         while True:
-            candidates = self._candidates(request)
+            candidates = self._placement.candidates(request)
             if tried:
                 candidates = [m for m in candidates if m.worker_id not in tried]
             if not candidates:
@@ -98,13 +104,18 @@ class Dispatcher:
             if failure is not None and not self._retries.take():
                 self.log.num_retries_refused += 1
                 raise WorkerUnavailable(f"too many requests fail to try again: {failure}")
-            decision = self._place(request, candidates, num_tries=len(tried) + 1)
-            tried.add(decision.worker_id)
+            placed = self._placement.place(request, forwarded, candidates)
+            decision = self._decide(request, placed, num_tries=len(tried) + 1)
             try:
-                await self._serve(request, decision, forwarded, sink)
+                if placed.source is None:
+                    await self._serve(request, decision, Handed(forwarded), sink)
+                else:
+                    pair = Pair(request, decision, forwarded, placed.source)
+                    await self._serve_pair(pair, sink)
             except WorkerLost as error:
                 if decision.status is not None:
                     raise
+                tried.add(decision.lost_worker_id)
                 failure = error
             else:
                 return decision
@@ -115,22 +126,8 @@ class Dispatcher:
             return None
         return model if self._membership.is_adapter(model) else None
 
-    def _candidates(self, request: RoutedRequest) -> Sequence[Member]:
-        return eligible(
-            self._membership.ready(),
-            request.model,
-            load=self._load_tokens,
-            slack_tokens=self._config.slack_tokens,
-        )
-
-    def _load_tokens(self, member: Member) -> float:
-        """Work outstanding there, whoever sent it."""
-        return self.work.tokens(member.worker_id) + member.num_others * OTHERS_TOKENS
-
-    def _place(
-        self, request: RoutedRequest, candidates: Sequence[Member], *, num_tries: int
-    ) -> Decision:
-        choice = self._choose(request, candidates)
+    def _decide(self, request: RoutedRequest, placed: Placed, *, num_tries: int) -> Decision:
+        choice, prefill = placed.choice, placed.prefill
         decision = Decision(
             request_id=request.request_id,
             worker_id=choice.worker_id,
@@ -140,65 +137,57 @@ class Dispatcher:
             scores=choice.scores,
             placed_at=self._clock(),
             num_tries=num_tries,
+            costs=placed.costs,
         )
+        if prefill is not None:
+            decision.prefill_worker_id = prefill.worker_id
+            decision.prefill_matched_tokens = prefill.matched_tokens
         self.log.add(decision)
+        if placed.fallback is not None:
+            self.log.fell_back(decision, placed.fallback)
         return decision
 
-    def _choose(self, request: RoutedRequest, candidates: Sequence[Member]) -> Choice:
-        load, work = self._load_tokens, self.work
-        workers = [
-            WorkerView(
-                worker_id=member.worker_id,
-                load_tokens=load(member),
-                num_requests=work.num_requests(member.worker_id) + member.num_others,
-            )
-            for member in candidates
-        ]
-        if request.prompt is None:
-            policy = self._by_load if self._policy.uses_prefixes else self._policy
-            return policy.choose(request, ClusterView(workers=workers))
-        found = self._index.match(request.prompt)
-        matched = {w.worker_id: found[w.worker_id] for w in workers if w.worker_id in found}
-        return self._policy.choose(request, ClusterView(workers=workers, matched=matched))
+    async def _serve_pair(self, pair: Pair, sink: ResponseSink) -> None:
+        """One try at two workers."""
+        assert self._pairs is not None, "placed as a pair"
+        request, decision = pair.request, pair.decision
+        try:
+            async with self._pairs.prefilled(pair) as handed:
+                try:
+                    await self._serve(request, decision, handed, sink)
+                except TransferError as error:
+                    self.log.fell_back(decision, error.kind)
+                    decision.status = None
+                    await self._serve(request, decision, Handed(pair.forwarded), sink)
+        except PrefillRefused as refused:
+            sink.placed(decision)
+            self.log.first_byte(decision, status=refused.answer.status, now=self._clock())
+            refused.answer.pass_on(sink)
 
     async def _serve(
-        self,
-        request: RoutedRequest,
-        decision: Decision,
-        forwarded: ForwardedRequest,
-        sink: ResponseSink,
+        self, request: RoutedRequest, decision: Decision, handed: Handed, sink: ResponseSink
     ) -> None:
-        """One try at one worker, with its work counted from start to end."""
-        member = self._membership.members[decision.worker_id]
-        work = self.work.start(
-            member.worker_id,
-            prefill_tokens=request.num_tokens - decision.matched_tokens,
+        """One try at the worker that answers."""
+        num_held = request.num_tokens if decision.is_pair else decision.matched_tokens
+        leg_at = self._legs.open(
+            self._membership.members[decision.worker_id],
+            request,
+            prefill_tokens=request.num_tokens - num_held,
             max_output_tokens=request.max_output_tokens,
         )
-        ticket = member.begin()
         try:
-            sink.placed(decision)
-            exchange = await member.client.send(forwarded, sink)
-            self.work.prefilled(work)
-            self.log.first_byte(decision, status=exchange.status, now=self._clock())
-            ticket = _judge(member, ticket, status=exchange.status)
-            if exchange.status < 300:
-                self._assume(member, request)
-                self._teach(FirstToken, request)
-            await exchange.ended()
-            if exchange.status < 500:
-                member.breaker.succeeded(ticket)
-            self._answered(request, decision, sink.usage())
+            with leg_at as leg:
+                sink.placed(decision)
+                status = await handed.send(leg, sink)
+                self.log.first_byte(decision, status=status, now=self._clock())
+                if status < 300:
+                    self._teach(FirstToken, request)
+                await leg.ended()
+                self._answered(request, decision, sink.usage())
         except (WorkerLost, WorkerSilent) as error:
-            logger.warning("%s failed request %s: %s", member.worker_id, request.request_id, error)
             self.log.failed(decision, error.kind)
-            member.breaker.failed(ticket)
-            self._membership.suspect(member.worker_id, error)
             raise
         finally:
-            member.breaker.ended(ticket)
-            member.end()
-            self.work.finish(work)
             if not decision.is_answered:
                 self._teach(Failed, request)
 
@@ -211,7 +200,11 @@ class Dispatcher:
             decision.prompt_tokens = usage.prompt_tokens
             decision.output_tokens = usage.output_tokens
         self._record(request, decision)
-        if usage is not None and usage.cached_tokens is not None:
+        if usage is not None and usage.transfer is not None:
+            self.log.transferred(decision, usage.transfer)
+        # What another worker sent counts as cached too, which says nothing of what was known.
+        is_comparable = decision.prefill_worker_id is None
+        if is_comparable and usage is not None and usage.cached_tokens is not None:
             self._compare(decision, usage.prompt_tokens, usage.cached_tokens)
         if self._learner is not None:
             self._learner.observe(
@@ -248,19 +241,3 @@ class Dispatcher:
         """Tell a policy that learns; others cost nothing here."""
         if self._learner is not None:
             self._learner.observe(event(request_id=request.request_id))
-
-    def _assume(self, member: Member, request: RoutedRequest) -> None:
-        """The worker answered, so it has the prompt's blocks."""
-        if request.prompt is None:
-            return
-        is_confirmed = member.publishes_events and not request.prompt.is_text
-        seconds = CONFIRM_SECONDS if is_confirmed else self._config.assumed_seconds
-        self._index.assume(member.worker_id, request.prompt, seconds=seconds)
-
-
-def _judge(member: Member, ticket: Ticket, *, status: int) -> Ticket:
-    """Tell the breaker of an answer's status."""
-    if status >= 500 and status not in NO_FAULT:
-        member.breaker.failed(ticket)
-        return ticket
-    return member.breaker.answered(ticket)

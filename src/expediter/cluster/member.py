@@ -11,9 +11,10 @@ import msgspec
 from expediter.cluster.breaker import CircuitBreaker, Ticket
 from expediter.cluster.client import WorkerClient
 from expediter.cluster.discovery import KVEventSource
+from expediter.cluster.handover import KVPeer
 from expediter.cluster.worker_metrics import ReportedLoad
 from expediter.config import WorkerEndpoint
-from expediter.load import WorkerId
+from expediter.load import WorkerId, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Member:
     endpoint: WorkerEndpoint
     client: WorkerClient
     breaker: CircuitBreaker
+    role: WorkerRole = WorkerRole.BOTH
+    peer: KVPeer = field(default_factory=KVPeer)  # how its KV is fetched
     health: WorkerStatus = WorkerStatus.STARTING
     is_draining: bool = False
     model_cards: dict[str, msgspec.Raw] = field(default_factory=dict)

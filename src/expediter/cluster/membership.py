@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from expediter.clock import Clock
 from expediter.cluster.breaker import CircuitBreaker
 from expediter.cluster.client import WorkerClient
+from expediter.cluster.handover import Dialect
 from expediter.cluster.load_poll import CountOf, LoadPoll
 from expediter.cluster.member import Member, Model, Subscriber, WorkerStatus
 from expediter.cluster.watch import Subscribe, Watch
@@ -68,6 +69,10 @@ class Membership:
             if member.health is WorkerStatus.UP:
                 self._health.tell_added(member)
 
+    def speak(self, dialect: Dialect | None) -> None:
+        """Take it that workers hand KV over like this; None asks each of them."""
+        self._health.dialect = dialect
+
     def count_known_by(self, num_requests: CountOf) -> None:
         """What a worker reports beyond these requests is others' work."""
         self._load.num_known = num_requests
@@ -102,6 +107,7 @@ class Membership:
             endpoint=endpoint,
             client=self._connect(endpoint),
             breaker=breaker,
+            role=endpoint.role,
         )
         self.members[worker_id] = member
         self._index.add_worker(worker_id)
@@ -161,9 +167,7 @@ class Membership:
         return [
             m
             for m in self.members.values()
-            if m.health is _UP
-            and not m.is_draining
-            and (m.breaker.is_closed or m.breaker.allows())
+            if m.health is _UP and not m.is_draining and (m.breaker.is_closed or m.breaker.allows())
         ]
 
     def is_adapter(self, model: str) -> bool:

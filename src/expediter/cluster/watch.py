@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 import zmq
 
 from expediter.cluster.discovery import KVEventSource, find_kv_events
+from expediter.cluster.handover import Dialect, find_peer
 from expediter.cluster.member import (
     PROBE_SECONDS,
     Member,
@@ -53,6 +54,7 @@ class Watch:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._followed: dict[WorkerId, Member] = {}
         self.learner: Learner | None = None
+        self.dialect: Dialect | None = None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -122,6 +124,7 @@ class Watch:
             elif _is_back(member):
                 await learn_models(member)
                 await self._follow_events(member)
+                await self._find_peer(member)
                 self._up(member)
         except ClusterError as error:
             self._failed(member, is_certain=isinstance(error, WorkerRefused))
@@ -149,6 +152,12 @@ class Watch:
         self._index.clear(member.worker_id)
         member.forget_load()
         self.tell_removed(member)
+
+    async def _find_peer(self, member: Member) -> None:
+        """How its KV is fetched: whoever comes up again may be another process."""
+        member.peer = await find_peer(
+            member.client, member.endpoint, dialect=self.dialect, seconds=PROBE_SECONDS
+        )
 
     async def _follow_events(self, member: Member) -> None:
         """Follow the worker's KV events, from nothing; keep what already follows them."""

@@ -4,6 +4,10 @@ Each constructor gets its own section and never the root. Keys are kebab-case in
 unknown keys are errors that name their path. This package alone reads the environment.
 """
 
+from expediter.config.disaggregation import (
+    DisaggregationConfig,
+    RebalanceConfig,
+)
 from expediter.config.discovery import (
     Discovery,
     DnsDiscovery,
@@ -64,6 +68,7 @@ __all__ = [
     "AccessLogConfig",
     "AdminConfig",
     "Config",
+    "DisaggregationConfig",
     "Discovery",
     "DnsDiscovery",
     "DynamoConfig",
@@ -80,6 +85,7 @@ __all__ = [
     "Port",
     "Positive",
     "PrebleConfig",
+    "RebalanceConfig",
     "RetryConfig",
     "RoutingConfig",
     "SchedulerConfig",

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from expediter.config.disaggregation import DisaggregationConfig
 from expediter.config.discovery import Discovery
 from expediter.config.health import HealthConfig
 from expediter.config.operations import AccessLogConfig, AdminConfig, TlsConfig, WorkerTlsConfig
@@ -71,6 +72,7 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     discovery: Discovery | None = None  # finds workers besides those named here
     health: HealthConfig = HealthConfig()
     routing: RoutingConfig = RoutingConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     tenancy: TenancyConfig | None = None  # without it the gateway is open to all
     admin: AdminConfig = AdminConfig()
     tls: TlsConfig | None = None  # without it clients speak plain HTTP

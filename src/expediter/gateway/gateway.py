@@ -32,6 +32,7 @@ from expediter.gateway.reconfigure import (
 )
 from expediter.gateway.reports import Reports
 from expediter.gateway.server import HttpServer
+from expediter.gateway.splitting import build_splitting, configured_dialect
 from expediter.gateway.tls import client_tls, load_certificate, speaks_tls, worker_tls
 from expediter.gateway.tokenizer import PromptTokenizer
 from expediter.gateway.upstream import HttpWorker
@@ -107,6 +108,8 @@ class Gateway:
             clock=clock,
             work=work,
         )
+        self.dispatcher.split(build_splitting(config.disaggregation, clock=clock))
+        self.membership.speak(configured_dialect(config.disaggregation))
         self._face_clients(tokenizer)
 
     def _face_clients(self, tokenizer: Tokenizer | None) -> None:

@@ -37,6 +37,9 @@ class Fields(msgspec.Struct):
     cache_salt: str | None = None
     user: msgspec.Raw = _NOTHING
     kv_transfer_params: msgspec.Raw = _NOTHING
+    bootstrap_host: msgspec.Raw = _NOTHING
+    bootstrap_port: msgspec.Raw = _NOTHING
+    bootstrap_room: msgspec.Raw = _NOTHING
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 

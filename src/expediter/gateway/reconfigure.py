@@ -22,6 +22,7 @@ FIXED = (
     "max_header_bytes",
     "health_interval_seconds",
     "health",
+    "disaggregation",
     "admin",
     "worker_tls",
 )

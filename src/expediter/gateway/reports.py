@@ -12,6 +12,7 @@ from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.membership import Member, Membership
 from expediter.gateway.activity import answers_of, prefixes_of, stages_of
 from expediter.gateway.observations import Histogram, Observations, Series
+from expediter.gateway.pair_reports import pair_fields
 from expediter.gateway.shared_load import SharedWork
 from expediter.load import WorkerId
 from expediter.routing.outstanding import OutstandingWork
@@ -133,8 +134,7 @@ class Reports:
         return {
             "worker_id": worker_id,
             "url": member.endpoint.url,
-            "role": member.endpoint.role,
-            "role": member.endpoint.role,
+            "role": member.role,
             "status": member.status,
             "breaker": member.breaker.state,
             "is_draining": member.is_draining,
@@ -172,6 +172,7 @@ class Reports:
             "ttft_seconds": decision.ttft,
             "error": decision.error,
             "stages": stages_of(decision),
+            **pair_fields(decision),
         }
 
 

@@ -41,9 +41,14 @@ def salted(body: bytes, salt: str) -> bytes:
         raise RequestError("the body must be a JSON object") from None
     if FIELD in fields:
         return _replaced(body, salt)
+    return with_field(body, FIELD, b'"%b"' % salt.encode())
+
+
+def with_field(body: bytes, name: str, value: bytes) -> bytes:
+    """A JSON object's bytes with one more field at the end; it must not have it yet."""
     body = body.rstrip(_WHITESPACE) if body[-1:] != b"}" else body
-    comma = b"," if fields else b""
-    return b'%b%b"%b":"%b"}' % (body[:-1], comma, FIELD.encode(), salt.encode())
+    is_empty = body[:-1].rstrip(_WHITESPACE)[-1:] == b"{"
+    return b'%b%b"%b":%b}' % (body[:-1], b"" if is_empty else b",", name.encode(), value)
 
 
 def value_spans(body: bytes, field: str) -> list[tuple[int, int]]:

@@ -6,14 +6,17 @@ unless the client speaks HTTP/1.0. Reading from the worker stops while the clien
 
 import re
 
+import msgspec
+
 from expediter.cluster.client import BodyKind, Inflow, ResponseHead, Usage
-from expediter.cluster.decisions import Decision
+from expediter.cluster.decisions import Decision, TransferReport
 from expediter.errors import ClusterError
 from expediter.gateway.headers import ShownHead, shown
 from expediter.gateway.replies import failure_event
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 
+_TRANSFER = re.compile(rb'"kv_transfer"\s*:\s*(\{[^{}]*\})')
 LAST_CHUNK = b"0\r\n\r\n"
 _USAGE_BYTES = 4096  # a usage object is in the last part of an answer
 # Not in what a model writes: quotes within a JSON string are escaped.
@@ -112,7 +115,20 @@ class ClientSink:
             prompt_tokens=found[b"prompt"],
             cached_tokens=found.get(b"cached"),
             output_tokens=found.get(b"completion"),
+            transfer=self._transfer(tail),
         )
+
+    def _transfer(self, tail: bytes) -> TransferReport | None:
+        """What the worker says of KV that it fetched; looked for only where it had to."""
+        if self.decision is None or self.decision.prefill_worker_id is None:
+            return None
+        found = _TRANSFER.findall(tail)
+        if not found:
+            return None
+        try:
+            return msgspec.json.decode(found[-1], type=TransferReport)
+        except msgspec.DecodeError:
+            return None
 
     def _set_writable(self, is_writable: bool) -> None:
         assert self._inflow is not None
@@ -135,11 +151,24 @@ class ClientSink:
         return (
             b"x-expediter-worker: %b\r\n"
             b"x-expediter-reason: %b\r\n"
-            b"x-expediter-matched-tokens: %d\r\n%b%b"
+            b"x-expediter-matched-tokens: %d\r\n%b%b%b"
         ) % (
             decision.worker_id.encode(),
             decision.reason.encode(),
             decision.matched_tokens,
+            _pair_lines(decision) if decision.prefill_worker_id or decision.fallback else b"",
             b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
             b"" if self._request.keeps_alive else b"connection: close\r\n",
         )
+
+
+def _pair_lines(decision: Decision) -> bytes:
+    """Who computed the prompt, if another worker; and why not, if one should have."""
+    lines = b""
+    if decision.prefill_worker_id is not None:
+        lines = (
+            b"x-expediter-prefill-worker: %b\r\nx-expediter-prefill-matched-tokens: %d\r\n"
+        ) % (decision.prefill_worker_id.encode(), decision.prefill_matched_tokens)
+    if decision.fallback is not None:
+        lines += b"x-expediter-fallback: %b\r\n" % decision.fallback.encode()
+    return lines

@@ -31,6 +31,7 @@ class Work:
 @dataclass(slots=True)
 class _Load:
     tokens: float = 0.0
+    prefill_tokens: float = 0.0
     num_requests: int = 0
 
 
@@ -48,12 +49,15 @@ class OutstandingWork:
         work = Work(worker_id, float(prefill_tokens), num_output * DECODE_TOKEN_COST)
         load = self._loads.setdefault(worker_id, _Load())
         load.tokens += work.prefill_tokens + work.decode_tokens
+        load.prefill_tokens += work.prefill_tokens
         load.num_requests += 1
         return work
 
     def prefilled(self, work: Work) -> None:
         """The first token is there, so the prompt is computed."""
-        self._loads[work.worker_id].tokens -= work.prefill_tokens
+        load = self._loads[work.worker_id]
+        load.tokens -= work.prefill_tokens
+        load.prefill_tokens -= work.prefill_tokens
         work.prefill_tokens = 0.0
 
     def finish(self, work: Work) -> None:
@@ -61,6 +65,7 @@ class OutstandingWork:
         load = self._loads[work.worker_id]
         load.num_requests -= 1
         load.tokens -= work.prefill_tokens + work.decode_tokens
+        load.prefill_tokens -= work.prefill_tokens
         if load.num_requests == 0:
             del self._loads[work.worker_id]
 
@@ -68,6 +73,11 @@ class OutstandingWork:
         """Outstanding work in tokens of prefill; 0 for a worker that has none."""
         load = self._loads.get(worker_id)
         return load.tokens if load is not None else 0.0
+
+    def prefill_tokens(self, worker_id: WorkerId) -> float:
+        """The part of it that is prompts not computed yet."""
+        load = self._loads.get(worker_id)
+        return load.prefill_tokens if load is not None else 0.0
 
     def num_requests(self, worker_id: WorkerId) -> int:
         """Requests in flight at the worker."""

@@ -33,11 +33,15 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that may be chosen. `load_tokens` is work given to it and not yet done."""
+    """A worker that may be chosen. `load_tokens` is work given to it and not yet done.
+
+    Of it, `prefill_tokens` are of prompts that are not computed.
+    """
 
     worker_id: WorkerId
     load_tokens: float = 0.0
     num_requests: int = 0
+    prefill_tokens: float = 0.0
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):

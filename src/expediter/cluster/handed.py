@@ -1,0 +1,152 @@
+"""What a decode worker is sent, and how its answer is taken, after another computed the prompt."""
+
+import asyncio
+
+from expediter.cluster.client import (
+    BodyKind,
+    ForwardedRequest,
+    Header,
+    Inflow,
+    ResponseHead,
+    ResponseSink,
+    Usage,
+)
+from expediter.cluster.decisions import Decision
+from expediter.cluster.leg import Leg
+from expediter.errors import ClusterError, LeaseExpired, TransferError
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Handed:
+    """A request that goes to a worker as it is."""
+
+    def __init__(self, forwarded: ForwardedRequest) -> None:
+        self.forwarded = forwarded
+
+    async def send(self, leg: Leg, sink: ResponseSink) -> int:
+        """As `Leg.send`."""
+        return await leg.send(self.forwarded, sink)
+
+
+class Fetching(Handed):
+    """One that names blocks of another worker, which are there for `seconds` and no longer."""
+
+    def __init__(self, forwarded: ForwardedRequest, *, seconds: float) -> None:
+        super().__init__(forwarded)
+        self._seconds = seconds
+
+    async def send(self, leg: Leg, sink: ResponseSink) -> int:
+        """Raises TransferError, with the sink untouched, if the worker could not or did not fetch.
+
+        After the time the blocks may hold something else, and no worker would notice.
+        """
+        guard = _Guard(sink)
+        try:
+            async with asyncio.timeout(self._seconds):
+                status = await leg.send(self.forwarded, guard)
+        except TimeoutError:
+            raise LeaseExpired(f"not fetched within {self._seconds:g} s") from None
+        if guard.is_shut:
+            await leg.ended()
+            raise TransferError(f"the worker that was to fetch answered {status}")
+        return status
+
+
+class Collected:
+    """A sink that keeps a whole answer."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._reason = b""
+        self._headers: tuple[Header, ...] = ()
+        self.status = 0
+
+    @property
+    def body(self) -> bytes:
+        """What has come of it."""
+        return b"".join(self._pieces)
+
+    def placed(self, decision: Decision) -> None:
+        """It is nobody's answer."""
+
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:  # noqa: ARG002
+        """Contents only."""
+        self.status, self._reason, self._headers = head.status, head.reason, tuple(head.headers)
+        return False
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self._pieces.append(data)
+
+    def end(self) -> None:
+        """Nothing left to do."""
+
+    def usage(self) -> Usage | None:
+        """Nobody asks."""
+        return None
+
+    def pass_on(self, sink: ResponseSink) -> None:
+        """The same answer into another sink."""
+        body = self.body
+        head = ResponseHead(
+            status=self.status,
+            reason=self._reason,
+            headers=[
+                *(h for h in self._headers if h[0] not in _FRAMING),
+                (b"content-length", b"%d" % len(body)),
+            ],
+            body=BodyKind.LENGTH,
+            length=len(body),
+        )
+        sink.start(head, _Still())
+        if body:
+            sink.write(body)
+        sink.end()
+
+
+class PrefillRefused(ClusterError):
+    """The prefill worker says that the request is wrong; its answer is the client's."""
+
+    def __init__(self, answer: Collected) -> None:
+        super().__init__(f"the prefill worker answered {answer.status}")
+        self.answer = answer
+
+
+class _Guard:
+    """Lets an answer through unless it is a 5xx."""
+
+    def __init__(self, sink: ResponseSink) -> None:
+        self._sink = sink
+        self.is_shut = False
+        self.placed = sink.placed
+        self.usage = sink.usage
+
+    def end(self) -> None:
+        """See ResponseSink."""
+        if not self.is_shut:
+            self._sink.end()
+
+    def write(self, data: bytes) -> None:
+        """See ResponseSink."""
+        if not self.is_shut:
+            self._sink.write(data)
+
+    def start(self, head: ResponseHead, inflow: Inflow) -> bool:
+        """See ResponseSink."""
+        if head.status < 500:
+            return self._sink.start(head, inflow)
+        self.is_shut = True
+        return False
+
+
+class _Still:
+    """An answer that is all there: there is nothing to hold back."""
+
+    is_between_chunks = True
+
+    def pause_reading(self) -> None:
+        """Nothing comes."""
+
+    def resume_reading(self) -> None:
+        """Nothing came."""

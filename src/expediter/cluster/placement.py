@@ -1,0 +1,171 @@
+"""Who gets a request: one worker, or a prefill worker and a decode worker.
+
+Where all workers play both roles, the policy chooses one. Else the request is a pair, if it can be
+split and somebody of each pool is there: how, `routing/disaggregated.py` says. What cannot be
+split stays with a decode worker; an answer of one token needs none, and stays with a prefill
+worker. While a pool is empty the other serves alone, unless its workers cannot (SGLang's).
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from expediter.cluster.client import ForwardedRequest
+from expediter.cluster.eligible import eligible
+from expediter.cluster.handover import Dialect, Splitting
+from expediter.cluster.membership import Member, Membership
+from expediter.errors import WorkerUnavailable
+from expediter.load import WorkerRole
+from expediter.routing.disaggregated import Disaggregated
+from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork
+from expediter.routing.policy import LeastLoaded, RoutingPolicy
+from expediter.routing.prefix_index import PrefixIndex
+from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
+
+NO_PREFILL_WORKER = "no-prefill-worker"
+NO_DECODE_WORKER = "no-decode-worker"
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """`choice` is who answers. `fallback` says why nobody was there to make a pair with."""
+
+    choice: Choice
+    prefill: Choice | None = None
+    source: Member | None = None  # the prefill worker
+    fallback: str | None = None
+    costs: dict[str, float] | None = None
+
+
+class Placement:
+    """Chooses; without `splitting`, always one. Its attributes may be replaced at any time."""
+
+    splitting: Splitting | None = None
+    slack_tokens = 0
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        index: PrefixIndex,
+        work: OutstandingWork,
+        policy: RoutingPolicy,
+    ) -> None:
+        self._membership = membership
+        self._index = index
+        self._work = work
+        self._by_load = LeastLoaded()
+        self.policy = policy
+
+    @property
+    def splits(self) -> bool:
+        """Whether anybody has a role, so that it matters who holds what."""
+        return self.splitting is not None and any(
+            m.role is not WorkerRole.BOTH for m in self._membership.members.values()
+        )
+
+    def candidates(self, request: RoutedRequest) -> Sequence[Member]:
+        """The workers that may get the request now."""
+        return eligible(
+            self._membership.ready(),
+            request.model,
+            load=self._load_tokens,
+            slack_tokens=self.slack_tokens,
+        )
+
+    def place(
+        self, request: RoutedRequest, forwarded: ForwardedRequest, candidates: Sequence[Member]
+    ) -> Placed:
+        """Raises WorkerUnavailable if none of the candidates can serve without others."""
+        both = WorkerRole.BOTH
+        for member in candidates:
+            if member.role is not both:
+                return self._place_by_role(request, forwarded, candidates)
+        return Placed(choice=self._choose(request, candidates))
+
+    def _place_by_role(
+        self, request: RoutedRequest, forwarded: ForwardedRequest, candidates: Sequence[Member]
+    ) -> Placed:
+        prefill = [m for m in candidates if m.role is not WorkerRole.DECODE]
+        decode = [m for m in candidates if m.role is not WorkerRole.PREFILL]
+        if not prefill or not decode:
+            fallback = NO_DECODE_WORKER if prefill else NO_PREFILL_WORKER
+            return self._alone(request, prefill or decode, fallback=fallback)
+        dialect = _dialect(prefill, decode)
+        splitting = self.splitting
+        if splitting is None or dialect is None or not splitting.bodies.may_split(forwarded):
+            return self._alone(request, decode)
+        if dialect.serves_alone and request.max_output_tokens == 1:
+            return self._alone(request, prefill)
+        if dialect.serves_alone and not splitting.bodies.has_one_prompt(forwarded):
+            return self._alone(request, decode)
+        sources = [m for m in prefill if m.peer.dialect is dialect]
+        targets = [m for m in decode if m.peer.dialect is dialect]
+        return self._pair(request, sources, targets, splitting.policy)
+
+    def _alone(
+        self, request: RoutedRequest, members: Sequence[Member], *, fallback: str | None = None
+    ) -> Placed:
+        able = [m for m in members if m.role is WorkerRole.BOTH or m.peer.dialect.serves_alone]
+        if not able:
+            raise WorkerUnavailable(f"no worker is ready that can serve this alone: {fallback}")
+        return Placed(choice=self._choose(request, able), fallback=fallback)
+
+    def _pair(
+        self,
+        request: RoutedRequest,
+        sources: Sequence[Member],
+        targets: Sequence[Member],
+        policy: Disaggregated,
+    ) -> Placed:
+        dialect = sources[0].peer.dialect
+        found = policy.choose(
+            request,
+            prefill=self._view(request, sources),
+            decode=self._view(request, targets),
+            waits_for_transfer=dialect is not Dialect.EXPEDITER,
+            must_split=not dialect.serves_alone,
+        )
+        if found.prefill is None:
+            return Placed(choice=found.decode, costs=dict(found.costs))
+        return Placed(
+            choice=found.decode,
+            prefill=found.prefill,
+            source=next(m for m in sources if m.worker_id == found.prefill.worker_id),
+            costs=dict(found.costs),
+        )
+
+    def _load_tokens(self, member: Member) -> float:
+        """Work outstanding there, whoever sent it."""
+        return self._work.tokens(member.worker_id) + member.num_others * OTHERS_TOKENS
+
+    def _choose(self, request: RoutedRequest, members: Sequence[Member]) -> Choice:
+        policy = self.policy
+        if request.prompt is None and policy.uses_prefixes:
+            policy = self._by_load
+        return policy.choose(request, self._view(request, members))
+
+    def _view(self, request: RoutedRequest, members: Sequence[Member]) -> ClusterView:
+        load, work = self._load_tokens, self._work
+        workers = [
+            WorkerView(
+                worker_id=member.worker_id,
+                load_tokens=load(member),
+                num_requests=work.num_requests(member.worker_id) + member.num_others,
+                prefill_tokens=work.prefill_tokens(member.worker_id),
+            )
+            for member in members
+        ]
+        if request.prompt is None:
+            return ClusterView(workers=workers)
+        found = self._index.match(request.prompt)
+        matched = {w.worker_id: found[w.worker_id] for w in workers if w.worker_id in found}
+        return ClusterView(workers=workers, matched=matched)
+
+
+def _dialect(prefill: Sequence[Member], decode: Sequence[Member]) -> Dialect | None:
+    """One that somebody of both pools speaks."""
+    known = {member.peer.dialect for member in decode}
+    for member in prefill:
+        if member.peer.dialect in known:
+            return member.peer.dialect
+    return None

@@ -1,0 +1,33 @@
+"""What a gateway needs to serve requests with two workers, from its settings."""
+
+from expediter.clock import Clock
+from expediter.cluster.handover import Dialect, Splitting
+from expediter.config import DisaggregationConfig
+from expediter.errors import ConfigError
+from expediter.gateway.legs import Legs
+from expediter.routing.disaggregated import Disaggregated
+from expediter.routing.gpu_cost import NAMED_COSTS
+
+
+def build_splitting(config: DisaggregationConfig, *, clock: Clock) -> Splitting:
+    """Raises ConfigError for a regression that does not exist."""
+    cost = NAMED_COSTS.get(config.gpu_cost)
+    if cost is None:
+        raise ConfigError(
+            f"gateway.disaggregation.gpu-cost is {config.gpu_cost!r}; "
+            f"allowed are {', '.join(NAMED_COSTS)}"
+        )
+    policy = Disaggregated(
+        clock=clock,
+        cost=cost,
+        min_uncached_tokens=config.min_uncached_tokens,
+        decode_weight=config.decode_weight,
+        transfer_seconds_per_token=config.transfer_seconds_per_token,
+        always=config.split == "always",
+    )
+    return Splitting(bodies=Legs(), policy=policy, lease_seconds=config.lease_seconds)
+
+
+def configured_dialect(config: DisaggregationConfig) -> Dialect | None:
+    """None where workers are asked."""
+    return None if config.handover == "auto" else Dialect(config.handover)
