@@ -17,7 +17,7 @@ from expediter.errors import TransferError
 from expediter.transfer.copy_plan import Slice, check_within
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.memory import PoolMemory
-from expediter.transfer.strided import at_target, portions
+from expediter.transfer.strided import at_target
 from expediter.transfer.tcp_server import TcpPoolServer
 from expediter.transfer.tcp_wire import (
     LENGTH_BYTES,
@@ -27,6 +27,7 @@ from expediter.transfer.tcp_wire import (
     TOTAL_BYTES,
     WELCOME,
     encode_request,
+    parts,
     proof,
     receive,
     receive_exactly,
@@ -85,9 +86,8 @@ class TcpPeer:
                 raise TransferError("the pull was cancelled")
             sock.sendall(encode_request(slices))
             self._check_total(sock, sum(piece.total_bytes for piece in slices))
-            for piece in slices:
-                for portion in portions(piece, STAGE_BYTES):
-                    self._receive(sock, portion, memory)
+            for piece in parts(slices):
+                self._receive(sock, piece, memory)
             is_done = True
         except OSError as error:
             raise TransferError(f"the other worker's KV stopped coming: {error}") from error

@@ -17,7 +17,7 @@ import numpy as np
 from expediter.errors import TransferError
 from expediter.transfer.copy_plan import Slice
 from expediter.transfer.memory import PoolMemory
-from expediter.transfer.strided import at_source, portions
+from expediter.transfer.strided import at_source
 from expediter.transfer.tcp_wire import (
     LENGTH_BYTES,
     NONCE_BYTES,
@@ -28,6 +28,7 @@ from expediter.transfer.tcp_wire import (
     WELCOME,
     check_request_length,
     decode_request,
+    parts,
     proof,
     receive,
     send,
@@ -144,9 +145,8 @@ class TcpPoolServer:
             return
         total = sum(piece.total_bytes for piece in slices)
         sock.sendall(total.to_bytes(TOTAL_BYTES, "big"))
-        for piece in slices:
-            for portion in portions(piece, len(stage)):
-                send(sock, self._bytes(portion, stage))
+        for piece in parts(slices):
+            send(sock, self._bytes(piece, stage))
 
     def _bytes(self, piece: Slice, stage: "NDArray[np.uint8]") -> memoryview:
         """A slice's bytes: a run where it lies, several gathered in the stage."""

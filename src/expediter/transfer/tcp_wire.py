@@ -14,12 +14,13 @@ REFUSED, then four bytes of length and a message for people. Bytes are not encry
 import hashlib
 import hmac
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from expediter.errors import LayoutMismatch, TransferError
 from expediter.transfer.copy_plan import Slice, check_within
+from expediter.transfer.strided import portions
 
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
@@ -29,7 +30,8 @@ TOTAL_BYTES = 8
 REFUSED = 2 ** (8 * TOTAL_BYTES) - 1
 MAX_REQUEST_BYTES = 64 * 1024 * 1024  # a scattered prompt of a million tokens has 2 MB
 MAX_AXES = 8
-STAGE_BYTES = 1024 * 1024  # what is not contiguous goes through a buffer of so much
+STAGE_BYTES = 1024 * 1024  # short runs go through a buffer of so much
+DIRECT_BYTES = 32 * 1024  # longer ones from and to where they lie
 
 _DECODER = msgspec.msgpack.Decoder(list[Slice])
 
@@ -66,6 +68,12 @@ def decode_request(payload: bytes, *, num_bytes: int) -> list[Slice]:
     if sum(piece.total_bytes for piece in slices) > num_bytes:
         raise LayoutMismatch(f"a request for more than the {num_bytes} bytes of the pool")
     return slices
+
+
+def parts(slices: Sequence[Slice]) -> Iterator[Slice]:
+    """What is sent, or received, at once: a long run by itself, short ones together."""
+    for piece in slices:
+        yield from portions(piece, STAGE_BYTES if piece.num_bytes < DIRECT_BYTES else 1)
 
 
 def check_request_length(num_bytes: int) -> None:
