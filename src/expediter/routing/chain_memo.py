@@ -1,8 +1,8 @@
 """Keys of long prompts, at the cost of what is new in them.
 
 A conversation comes back with all its turns, and naming its blocks anew takes longer than
-anything else about it. So keys are remembered by spans of many blocks: one hash over a span and
-the key before it finds the keys of all its blocks.
+anything else about it. So keys are remembered by spans of many blocks, and what is left after
+those by spans of a few: the hash of a span and the key before it find the keys of all its blocks.
 """
 
 from collections.abc import Sequence
@@ -12,54 +12,73 @@ import xxhash
 from expediter.routing.prompt import BYTES_PER_TOKEN, BlockKey, chain_keys
 
 SPAN_BLOCKS = 64
+SHORT_BLOCKS = 8
 DEFAULT_MAX_SPANS = 4096
-"""About 16 MB of keys, most of which an index holds anyway."""
+"""Of each length; about 18 MB of keys, most of which an index holds anyway."""
+
+_digest = xxhash.xxh3_128_digest
 
 
 class ChainMemo:
-    """Computes chains of keys; remembers at most `max_spans` spans.
-
-    Two generations stand in for an order of use: what is used moves to the younger one, and
-    when that is full the older one is dropped.
-    """
+    """Computes chains of keys; remembers at most `max_spans` spans of each length."""
 
     def __init__(self, *, max_spans: int = DEFAULT_MAX_SPANS) -> None:
-        self._max_young = max(1, max_spans // 2)
-        self._young: dict[bytes, list[BlockKey]] = {}
-        self._old: dict[bytes, list[BlockKey]] = {}
+        self._spans = [(size, _Spans(max_spans)) for size in (SPAN_BLOCKS, SHORT_BLOCKS)]
 
     @property
     def num_spans(self) -> int:
         """How many spans are remembered."""
-        return len(self._young) + len(self._old)
+        return sum(len(spans) for _, spans in self._spans)
 
     def chain(
         self, data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
     ) -> list[BlockKey]:
         """See `chain_keys`."""
-        num_bytes = SPAN_BLOCKS * block_size * BYTES_PER_TOKEN
-        digest, young = xxhash.xxh3_128_digest, self._young
-        keys: list[BlockKey] = []
         if len(extras) > 1:
             return chain_keys(data, block_size=block_size, parent=parent, extras=extras)
-        start = 0
-        for end in range(num_bytes, len(data) + 1, num_bytes):
-            span = data[start:end]
-            name = digest(b"".join((parent, span, *extras)))
-            found = young.get(name)
-            if found is None:
-                found = self._old.pop(name, None) or chain_keys(
-                    span, block_size=block_size, parent=parent, extras=extras
-                )
-                young = self._put(name, found)
-            keys += found
-            parent, extras, start = found[-1], (), end
+        keys: list[BlockKey] = []
+        view, start = memoryview(data), 0
+        for num_blocks, spans in self._spans:
+            num_bytes = num_blocks * block_size * BYTES_PER_TOKEN
+            for end in range(start + num_bytes, len(data) + 1, num_bytes):
+                name = b"".join((_digest(view[start:end]), parent, *extras))
+                found = spans.get(name)
+                if found is None:
+                    span = data[start:end]
+                    found = chain_keys(span, block_size=block_size, parent=parent, extras=extras)
+                    spans.put(name, found)
+                keys += found
+                parent, extras, start = found[-1], (), end
         keys += chain_keys(data[start:], block_size=block_size, parent=parent, extras=extras)
         return keys
 
-    def _put(self, name: bytes, keys: list[BlockKey]) -> dict[bytes, list[BlockKey]]:
-        """Remember a span as the one used last; returns the generation it is in."""
+
+class _Spans:
+    """The keys of spans by name.
+
+    Two generations stand in for an order of use: what is used moves to the younger one, and
+    when that is full the older one is dropped.
+    """
+
+    def __init__(self, max_spans: int) -> None:
+        self._max_young = max(1, max_spans // 2)
+        self._young: dict[bytes, list[BlockKey]] = {}
+        self._old: dict[bytes, list[BlockKey]] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, name: bytes) -> list[BlockKey] | None:
+        """A span's keys, if they are remembered."""
+        keys = self._young.get(name)
+        if keys is None:
+            keys = self._old.pop(name, None)
+            if keys is not None:
+                self.put(name, keys)
+        return keys
+
+    def put(self, name: bytes, keys: list[BlockKey]) -> None:
+        """Remember a span as the one used last."""
         if len(self._young) >= self._max_young:
             self._old, self._young = self._young, {}
         self._young[name] = keys
-        return self._young
