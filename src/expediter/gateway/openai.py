@@ -68,13 +68,13 @@ def prompt_text(path: bytes, fields: Fields) -> bytes | None:
     Messages are taken as the JSON they came in, without its closing bracket: the next turn's
     begins with the same bytes.
     """
-    names = _TEXT_FIELDS.get(path, ())
-    raw = [bytes(getattr(fields, name)) for name in names]
-    if not any(raw):
+    values = [getattr(fields, name) for name in _TEXT_FIELDS.get(path, ())]
+    parts = [memoryview(value) for value in values if value]
+    if not parts:
         return None
-    if raw[-1].endswith(b"]"):
-        raw[-1] = raw[-1][:-1]
-    return b"\n".join(raw)
+    if parts[-1][-1:] == b"]":
+        parts[-1] = parts[-1][:-1]
+    return b"\n".join(parts)
 
 
 def longest_prompt(raw: msgspec.Raw) -> str | list[int] | None:
