@@ -8,6 +8,7 @@ most of it vLLM's start, and 2.5 GB.
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
-from process_fleet import ProcessOnPort, eventually, free_port, gateway_process
+from process_fleet import (
+    ProcessOnPort,
+    eventually,
+    free_port,
+    gateway_process,
+    worker_process,
+)
 
 from expediter.config import environment
 from expediter.gateway.openai import CHAT, read_fields
@@ -85,16 +92,21 @@ async def vllm_server(model: Path, folder: Path) -> AsyncIterator[ProcessOnPort]
         "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
         "topic": "",
     }
-    vllm = Path(environment()["EXPEDITER_VLLM"]).with_name("vllm")
-    command = [str(vllm), "serve", str(model), "--served-model-name", MODEL, "--enforce-eager"]
+    command = [
+        str(vllm_program()),
+        "serve",
+        str(model),
+        "--served-model-name",
+        MODEL,
+        "--enforce-eager",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "4096"]
     command += ["--block-size", str(BLOCK), "--kv-cache-memory-bytes", "256M"]
     command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events)]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with (folder / "vllm.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: ASYNC220
-            command, stdout=log, stderr=log, env=inherited | QUIET
+            command, stdout=log, stderr=log, env=vllm_environment()
         )
     server = ProcessOnPort(process, port)
     try:
@@ -220,3 +232,39 @@ def text_of(event: str) -> object:
     if not data.startswith("{"):
         return data
     return [choice["text"] for choice in json.loads(data)["choices"]]
+
+
+@pytest.mark.parametrize(
+    ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
+)
+async def test_vllms_own_benchmark_runs_against_the_gateway(
+    model: Path, tmp_path: Path, backend: str, path: str
+) -> None:
+    """Before workers on a hash model, which have vLLM's dialect and are faster."""
+    command = [str(vllm_program()), "bench", "serve", "--backend", backend, "--endpoint", path]
+    command += ["--model", str(model), "--served-model-name", "hash", "--dataset-name", "random"]
+    command += ["--random-input-len", "60", "--random-output-len", "12", "--num-prompts", "20"]
+    async with (
+        worker_process() as a,
+        worker_process() as b,
+        gateway_process(tmp_path, a, b) as gateway,
+    ):
+        benchmark = await asyncio.create_subprocess_exec(
+            *command,
+            *("--ignore-eos", "--disable-tqdm", "--base-url", gateway.url),
+            env=vllm_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said = (await benchmark.communicate())[0].decode()
+        assert re.search(r"Successful requests: +20\b", said), said
+        assert re.search(r"Total generated tokens: +240\b", said), said
+
+
+def vllm_program() -> Path:
+    return Path(environment()["EXPEDITER_VLLM"]).with_name("vllm")
+
+
+def vllm_environment() -> dict[str, str]:
+    """Without this process's own packages."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | QUIET
