@@ -16,6 +16,7 @@ _TEXT_FIELDS = {
     CHAT: ("tools", "messages"),
 }
 _NOTHING = msgspec.Raw(b"")
+_CLOSING = ord("]")
 
 
 class Fields(msgspec.Struct):
@@ -72,7 +73,7 @@ def prompt_text(path: bytes, fields: Fields) -> bytes | None:
     parts = [memoryview(value) for value in values if value]
     if not parts:
         return None
-    if parts[-1][-1:] == b"]":
+    if parts[-1][-1] == _CLOSING:
         parts[-1] = parts[-1][:-1]
     return b"\n".join(parts)
 
