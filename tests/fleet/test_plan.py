@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from expediter.config import Config, EngineConfig, FleetConfig, GatewayConfig, WorkerConfig
 from expediter.errors import ConfigError
@@ -73,3 +74,20 @@ def test_a_port_in_use_is_a_clear_error() -> None:
 )
 def test_a_server_is_reached_where_it_listens(host: str, url: str) -> None:
     assert local_url(host, 1) == url
+
+
+def test_a_fleet_with_roles_has_those_workers_and_tells_everybody(tmp_path: Path) -> None:
+    config = fleet()
+    config = replace(config, fleet=FleetConfig(num_prefill=1, num_decode=2))
+    workers = plan_workers(config, folder=tmp_path)
+    roles = {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
+    assert {worker.worker_id: worker.role for worker in workers} == roles
+    gateway = plan_fleet(config, workers, folder=tmp_path)[0]
+    told = load_config(Path(gateway.command[-1]), environ={}).gateway
+    assert {worker.worker_id: worker.role for worker in told.workers} == roles
+
+
+def test_one_role_without_the_other_is_an_error(tmp_path: Path) -> None:
+    config = replace(fleet(), fleet=FleetConfig(num_prefill=1))
+    with pytest.raises(ConfigError, match="need each other"):
+        plan_workers(config, folder=tmp_path)

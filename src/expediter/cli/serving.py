@@ -17,6 +17,8 @@ app = typer.Typer()
 def up(
     config: File = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many workers.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="How many for prefill.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="How many for decode.")] = None,
     model: Model = None,
     port: Port = None,
     settings: Set = None,
@@ -24,6 +26,8 @@ def up(
     """Start a gateway and its workers on this machine, and keep them running."""
     flags = {
         "fleet.num-workers": workers,
+        "fleet.num-prefill": prefill,
+        "fleet.num-decode": decode,
         "worker.engine.model": absolute(model),
         "gateway.port": port,
     }
@@ -55,6 +59,12 @@ def serve(
     workers: Annotated[
         list[str] | None, typer.Option("--worker", metavar="URL", help="May be repeated.")
     ] = None,
+    prefill: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A prefill worker; may be repeated.")
+    ] = None,
+    decode: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A decode worker; may be repeated.")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="How requests are placed.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="The workers' model folder or GGUF.")
@@ -68,7 +78,7 @@ def serve(
 ) -> None:
     """Start the gateway in front of workers that run already."""
     flags = {
-        "gateway.workers": [{"url": url} for url in workers] if workers else None,
+        "gateway.workers": _endpoints(both=workers, prefill=prefill, decode=decode) or None,
         "gateway.routing.policy": policy,
         "gateway.tokenizer": absolute(tokenizer),
         "gateway.port": port,
@@ -77,6 +87,11 @@ def serve(
     assemble.run_gateway(
         lambda: load(config, settings, flags).gateway, command=this_command(), share=share
     )
+
+
+def _endpoints(**urls: list[str] | None) -> list[dict[str, str]]:
+    """Workers by role, as the file would name them."""
+    return [{"url": url, "role": role} for role, named in urls.items() for url in named or ()]
 
 
 @app.command()

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from expediter.config import Config, WorkerConfig, WorkerEndpoint
 from expediter.errors import ConfigError
 from expediter.fleet.process import ProcessSpec
+from expediter.load import WorkerRole
 from expediter.settings import to_toml
 
 # Workers share the cores: one that waits for work must not spin on a core that another needs.
@@ -51,14 +52,27 @@ def plan_workers(config: Config, *, folder: Path) -> list[WorkerConfig]:
     first = config.worker.port or config.gateway.port + 1
     taken = {config.gateway.port, config.gateway.admin.port}
     workers = []
-    for number in range(config.fleet.num_workers):
+    for name, role in worker_roles(config):
         port = _free_port(config.worker.host, first, taken)
         taken.add(port)
-        name = f"worker-{number}"
         sockets = {"kv_events": f"{name}.events", "kv_replay": f"{name}.replay"}
         endpoints = {key: f"ipc://{folder / file}" for key, file in sockets.items()}
-        workers.append(replace(config.worker, worker_id=name, port=port, **endpoints))
+        workers.append(replace(config.worker, worker_id=name, role=role, port=port, **endpoints))
     return workers
+
+
+def worker_roles(config: Config) -> list[tuple[str, str]]:
+    """Name and role of each worker; raises ConfigError for one role without the other."""
+    fleet = config.fleet
+    if bool(fleet.num_prefill) != bool(fleet.num_decode):
+        raise ConfigError(
+            "fleet.num-prefill and fleet.num-decode (--prefill, --decode) need each other: "
+            "a fleet with one of them has to have both"
+        )
+    if not fleet.num_prefill:
+        return [(f"worker-{n}", config.worker.role) for n in range(fleet.num_workers)]
+    counts = {"prefill": fleet.num_prefill, "decode": fleet.num_decode}
+    return [(f"{role}-{n}", role) for role, count in counts.items() for n in range(count)]
 
 
 def plan_fleet(
@@ -66,9 +80,13 @@ def plan_fleet(
 ) -> list[ProcessSpec]:
     """The gateway and its workers as commands; writes each one's file into `folder`."""
     urls = {worker.worker_id: local_url(worker.host, worker.port) for worker in workers}
+    endpoints = (
+        WorkerEndpoint(url=urls[w.worker_id], worker_id=w.worker_id, role=WorkerRole(w.role))
+        for w in workers
+    )
     gateway = replace(
         config.gateway,
-        workers=tuple(WorkerEndpoint(url=url, worker_id=name) for name, url in urls.items()),
+        workers=tuple(endpoints),
         tokenizer=config.gateway.tokenizer or config.worker.engine.model,
     )
     front = local_url(gateway.host, gateway.port)

@@ -20,6 +20,7 @@ from expediter.fleet.plan import (
     plan_workers,
     require_free_port,
     with_ports,
+    worker_roles,
 )
 from expediter.fleet.probe import is_healthy
 from expediter.fleet.process import FleetProcess
@@ -62,7 +63,7 @@ async def _run_until_signal(
 async def _start_and_run(
     supervisor: Supervisor, config: Config, folder: Path, console: Console
 ) -> None:
-    num_workers = config.fleet.num_workers
+    num_workers = len(worker_roles(config))
     noun = "worker" if num_workers == 1 else "workers"
     console.print(f"Starting {num_workers} {noun} and the gateway", highlight=False)
     with console.status("Loading the model"):

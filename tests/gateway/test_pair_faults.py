@@ -1,0 +1,267 @@
+"""Whatever fails between two workers, the client is answered or told, and nothing is left."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fake_worker import (
+    SSE_HEAD,
+    FakeWorker,
+    Received,
+    Script,
+    ask,
+    chunk,
+    client_of,
+    hang_up,
+    post,
+    until,
+)
+from pair_workers import (
+    BODY,
+    STREAMED,
+    TOKENS,
+    DecodeWorker,
+    PrefillWorker,
+    answer,
+    expediter_source,
+    pools,
+    sglang,
+    stream,
+    vllm_prefill,
+)
+
+from expediter.config import DisaggregationConfig
+from expediter.gateway.gateway import Gateway
+
+BROKEN = answer({"error": {"message": "boom"}}, status=b"500 Internal Server Error")
+REFUSED = answer({"error": {"message": "too long"}}, status=b"400 Bad Request")
+
+
+def says(raw: bytes) -> Script:
+    async def script(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(raw)
+
+    return script
+
+
+async def silent(_: Received, __: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+@asynccontextmanager
+async def pair(
+    prefill: Script, decode: Script, **settings: object
+) -> AsyncIterator[tuple[FakeWorker, FakeWorker, Gateway]]:
+    """vLLM's dialect. In the end no work may be left at anybody."""
+    async with (
+        PrefillWorker(prefill, name="p") as p,
+        DecodeWorker(decode, name="d") as d,
+        pools(p, d, **settings) as gateway,
+    ):
+        yield p, d, gateway
+        await nothing_is_left(gateway)
+
+
+def transfer_id(request: Received) -> str:
+    return json.loads(request.body)["kv_transfer_params"]["transfer_id"]
+
+
+async def nothing_is_left(gateway: Gateway) -> None:
+    work, members = gateway.dispatcher.work, gateway.membership.members
+    await until(lambda: not any(map(work.num_requests, members)))
+    assert all(member.num_in_flight == 0 for member in members.values())
+    assert not gateway.dispatcher._pairs._policy._prefilling
+
+
+@pytest.mark.parametrize("prefill", [says(BROKEN), hang_up(), hang_up(b"HTTP/1.1 200 OK\r\n")])
+async def test_when_prefill_fails_the_decode_worker_gets_the_request_as_it_came(prefill) -> None:
+    async with pair(prefill, stream()) as (p, d, gateway):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, got.body) == (200, STREAMED)
+        assert got.headers["x-expediter-fallback"] == "prefill-failed"
+        assert ([r.body for r in d.received], len(p.request_ids)) == ([BODY], 1)
+        assert gateway.dispatcher.log.num_fallbacks == {"prefill-failed": 1}
+
+
+async def test_a_prefill_worker_that_is_not_there_leaves_the_decode_worker_to_do_both() -> None:
+    async with pair(vllm_prefill(), stream()) as (p, d, gateway):
+        await p.stop()
+        for reason in ("prefill-failed", "no-prefill-worker"):
+            got = await ask(gateway, post(BODY))
+            assert (got.body, got.headers["x-expediter-fallback"]) == (STREAMED, reason)
+        assert [r.body for r in d.received] == [BODY, BODY]
+
+
+async def test_a_decode_worker_that_is_not_there_leaves_the_prefill_worker_to_do_both() -> None:
+    async with pair(stream(), stream()) as (p, d, gateway):
+        await d.stop()
+        await until(lambda: len(gateway.membership.ready()) == 1)
+        got = await ask(gateway, post(BODY))
+        assert (got.body, got.headers["x-expediter-fallback"]) == (STREAMED, "no-decode-worker")
+        assert p.received[0].body == BODY
+
+
+async def test_a_prefill_worker_s_refusal_is_the_client_s_answer() -> None:
+    async with pair(says(REFUSED), stream()) as (_, d, gateway):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, json.loads(got.body)) == (400, {"error": {"message": "too long"}})
+        assert d.received == []
+
+
+async def test_a_decode_worker_that_cannot_fetch_computes_the_prompt_itself() -> None:
+    async def decode(request: Received, writer: asyncio.StreamWriter) -> None:
+        if b"kv_transfer_params" in request.body:
+            writer.write(BROKEN)
+        else:
+            await stream()(request, writer)
+
+    async with pair(vllm_prefill(), decode) as (_, d, gateway):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, got.body) == (200, STREAMED)
+        assert [b"kv_transfer_params" in r.body for r in d.received] == [True, False]
+        assert got.headers["x-expediter-fallback"] == "transfer_failed"
+
+
+async def test_blocks_whose_lease_is_over_are_not_used() -> None:
+    async def decode(request: Received, writer: asyncio.StreamWriter) -> None:
+        if b"kv_transfer_params" in request.body:
+            await asyncio.sleep(60)
+        await stream()(request, writer)
+
+    short = DisaggregationConfig(split="always", min_uncached_tokens=0, lease_seconds=0.05)
+    async with pair(vllm_prefill(), decode, disaggregation=short) as (_, d, gateway):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, got.body) == (200, STREAMED)
+        await until(lambda: d.num_hung_up == 1)
+
+
+async def test_a_decode_worker_that_dies_before_its_answer_is_replaced_by_another() -> None:
+    async with (
+        PrefillWorker(vllm_prefill(), name="p") as p,
+        DecodeWorker(hang_up(), name="d") as d,
+        DecodeWorker(stream(), name="e") as e,
+        pools(p, d, e) as gateway,
+    ):
+        for _ in range(2):
+            got = await ask(gateway, post(BODY))
+            assert (got.status, got.body) == (200, STREAMED)
+            assert got.headers["x-expediter-worker"] == "e"
+        assert d.received
+        # Blocks that one worker may have fetched are not fetched again: they are computed anew.
+        assert len(p.received) == len(d.request_ids) + len(e.request_ids)
+        await nothing_is_left(gateway)
+
+
+async def test_a_decode_worker_that_dies_within_a_stream_is_told_to_the_client() -> None:
+    async with pair(vllm_prefill(), hang_up(SSE_HEAD + chunk(TOKENS[0]))) as (_, __, gateway):
+        got = await ask(gateway, post(BODY))
+        assert got.body.startswith(TOKENS[0])
+        assert b"worker_lost" in got.body
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode", "stream"])
+async def test_a_client_that_leaves_ends_the_leg_that_runs(stage: str) -> None:
+    async def slow(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + chunk(TOKENS[0]))
+        await asyncio.sleep(60)
+
+    prefill = silent if stage == "prefill" else vllm_prefill()
+    async with pair(prefill, slow if stage == "stream" else silent) as (p, d, gateway):
+        busy = p if stage == "prefill" else d
+        async with client_of(gateway) as client:
+            client.send(post(BODY))
+            await until(lambda: bool(busy.received))
+            if stage == "stream":
+                await client.answer(to_head=True)
+        await until(lambda: busy.num_hung_up == 1)
+        assert bool(d.received) == (stage != "prefill")
+
+
+async def test_our_decode_worker_goes_on_when_the_prefill_worker_dies() -> None:
+    async def decode(request: Received, writer: asyncio.StreamWriter) -> None:
+        await until(lambda: bool(p.received))
+        await asyncio.sleep(0.02)
+        await stream()(request, writer)
+
+    async with (
+        expediter_source(PrefillWorker(hang_up(), name="p")) as p,
+        expediter_source(DecodeWorker(decode, name="d")) as d,
+        pools(p, d) as gateway,
+    ):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, got.body) == (200, STREAMED)
+        [decision] = gateway.reports.decisions()
+        assert decision["prefill_error"] == "worker_lost"
+        assert decision["fallback"] == "prefill-failed"
+        await nothing_is_left(gateway)
+
+
+async def test_when_our_decode_worker_dies_its_prefill_is_given_up_and_made_anew() -> None:
+    async def dies(request: Received, writer: asyncio.StreamWriter) -> None:
+        await until(lambda: transfer_id(request) in map(transfer_id, p.received))
+        await hang_up()(request, writer)
+
+    async with (
+        expediter_source(PrefillWorker(silent, name="p")) as p,
+        expediter_source(DecodeWorker(dies, name="d")) as d,
+        expediter_source(DecodeWorker(stream(), name="e")) as e,
+        pools(p, d, e) as gateway,
+    ):
+        while not d.received:
+            assert (await ask(gateway, post(BODY))).body == STREAMED
+        names = {transfer_id(request) for request in d.received + e.received}
+        assert len(names) == len(d.request_ids) + len(e.request_ids)
+        await until(lambda: p.num_hung_up == len(p.received))
+        await nothing_is_left(gateway)
+
+
+async def test_a_client_that_leaves_ends_both_of_our_workers_legs() -> None:
+    async with (
+        expediter_source(PrefillWorker(silent, name="p")) as p,
+        expediter_source(DecodeWorker(silent, name="d")) as d,
+        pools(p, d) as gateway,
+    ):
+        async with client_of(gateway) as client:
+            client.send(post(BODY))
+            await until(lambda: bool(p.received and d.received))
+        await until(lambda: p.num_hung_up == d.num_hung_up == 1)
+        await nothing_is_left(gateway)
+
+
+@pytest.mark.parametrize("failure", [hang_up(), says(BROKEN)])
+async def test_sglang_s_pair_is_given_up_and_made_anew_when_its_prefill_worker_fails(
+    failure: Script,
+) -> None:
+    async def decode(request: Received, writer: asyncio.StreamWriter) -> None:
+        room = json.loads(request.body)["bootstrap_room"]
+        if any(json.loads(r.body)["bootstrap_room"] == room for r in p.received):
+            await asyncio.sleep(60)
+        await stream()(request, writer)
+
+    async with (
+        sglang(PrefillWorker(failure, name="p")) as p,
+        sglang(PrefillWorker(stream(), name="q")) as q,
+        sglang(DecodeWorker(decode, name="d")) as d,
+        pools(p, d, q) as gateway,
+    ):
+        while not p.received:
+            await ask(gateway, post(BODY))
+        got = await ask(gateway, post(BODY))
+        assert (got.status, got.body) == (200, STREAMED)
+        rooms = [json.loads(r.body)["bootstrap_room"] for r in d.received]
+        assert len(set(rooms)) == len(rooms)
+        await nothing_is_left(gateway)
+
+
+async def test_sglang_s_workers_cannot_serve_without_each_other() -> None:
+    async with (
+        sglang(PrefillWorker(stream(), name="p")) as p,
+        sglang(DecodeWorker(stream(), name="d")) as d,
+        pools(p, d) as gateway,
+    ):
+        await p.stop()
+        await until(lambda: len(gateway.membership.ready()) == 1)
+        assert (await ask(gateway, post(BODY))).status == 503
+        assert d.received == []
