@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import tomli_w
-from fake_worker import FakeWorker, until
+from fake_worker import OK, FakeWorker, Received, until
 
 from expediter.assemble.policies import build_policy
 from expediter.config import AdminConfig, GatewayConfig, HealthConfig, RoutingConfig
@@ -31,6 +31,21 @@ QUIET = HealthConfig(load_interval_seconds=0)  # workers are asked nothing but w
 
 def policy_of(routing: RoutingConfig) -> RoutingPolicy:
     return build_policy(routing, clock=time.monotonic, rng=random.Random(1))
+
+
+async def reports_load(received: Received, writer: asyncio.StreamWriter) -> None:
+    """A worker's script that tells its load, as vLLM does: three run, two wait."""
+    body = LOAD_PAGE if received.target == "/metrics" else b"{}"
+    writer.write(OK + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+LOAD_PAGE = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running 3
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting 2
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc 0.25
+"""
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """Histograms and counters, read by Prometheus's own parser: they count requests, and stay few."""
 
-import asyncio
 import json
 import random
 import tracemalloc
@@ -8,8 +7,8 @@ from collections import defaultdict
 from itertools import pairwise, product
 
 import pytest
-from fake_worker import JSON_OK, OK, FakeWorker, Received, always, ask, hang_up, post, until
-from operated import operated
+from fake_worker import JSON_OK, OK, FakeWorker, always, ask, hang_up, post, until
+from operated import operated, reports_load
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -130,18 +129,8 @@ async def test_predicted_and_actual_hits_and_what_the_index_holds() -> None:
 
 
 async def test_what_workers_say_of_themselves_is_passed_on() -> None:
-    page = (
-        b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3\n"
-        b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 2\n"
-        b"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.25\n"
-    )
-
-    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
-        body = page if received.target == "/metrics" else b"{}"
-        writer.write(OK + b"content-length: %d\r\n\r\n%b" % (len(body), body))
-
     health = HealthConfig(load_interval_seconds=0.05)
-    async with FakeWorker(script, name="a") as a, operated(a, health=health) as (gateway, _):
+    async with FakeWorker(reports_load, name="a") as a, operated(a, health=health) as (gateway, _):
         await until(lambda: gateway.membership.members["a"].load is not None)  # type: ignore[index]
         found = scrape(gateway)
         names = ("running", "waiting", "other_requests", "kv_usage")
