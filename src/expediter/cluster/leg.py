@@ -5,12 +5,11 @@ work, its circuit breaker, its health, what it is taken to have cached afterward
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from expediter.cluster.client import Exchange, ForwardedRequest, ResponseSink
 from expediter.cluster.membership import Member, Membership
-from expediter.errors import WorkerLost, WorkerSilent
+from expediter.errors import ClusterError, WorkerLost, WorkerSilent
 from expediter.routing.outstanding import OutstandingWork, Work
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.view import RoutedRequest
@@ -27,15 +26,32 @@ NO_FAULT = frozenset({501, 503})
 
 
 class Leg:
-    """Within `Legs.open`: `send`, then `ended`."""
+    """Within a `with`: `send`, then `ended`. A worker that is lost or silent is suspected."""
+
+    _exchange: Exchange | None = None
 
     def __init__(self, legs: "Legs", member: Member, request: RoutedRequest, work: Work) -> None:
         self._legs = legs
         self._member = member
         self._request = request
         self._work = work
-        self._exchange: Exchange | None = None
         self.ticket = member.begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        member = self._member
+        if isinstance(error, WorkerLost | WorkerSilent):
+            name = self._request.request_id
+            logger.warning("%s failed request %s: %s", member.worker_id, name, error)
+            member.breaker.failed(self.ticket)
+            self._legs.suspect(member, error)
+        member.breaker.ended(self.ticket)
+        member.end()
+        self._legs.work.finish(self._work)
 
     async def send(self, forwarded: ForwardedRequest, sink: ResponseSink) -> int:
         """Returns the status at the first byte of the answer; raises as WorkerClient's `send`."""
@@ -70,7 +86,6 @@ class Legs:
         self.work = work
         self.assumed_seconds = 600.0
 
-    @contextmanager
     def open(
         self,
         member: Member,
@@ -78,23 +93,16 @@ class Legs:
         *,
         prefill_tokens: int,
         max_output_tokens: int | None,
-    ) -> Iterator[Leg]:
-        """A leg for the block; a worker that is lost within, or silent, is suspected."""
+    ) -> Leg:
+        """A leg, which has begun: it must be used in a `with` at once."""
         work = self.work.start(
             member.worker_id, prefill_tokens=prefill_tokens, max_output_tokens=max_output_tokens
         )
-        leg = Leg(self, member, request, work)
-        try:
-            yield leg
-        except (WorkerLost, WorkerSilent) as error:
-            logger.warning("%s failed request %s: %s", member.worker_id, request.request_id, error)
-            member.breaker.failed(leg.ticket)
-            self._membership.suspect(member.worker_id, error)
-            raise
-        finally:
-            member.breaker.ended(leg.ticket)
-            member.end()
-            self.work.finish(work)
+        return Leg(self, member, request, work)
+
+    def suspect(self, member: Member, error: ClusterError) -> None:
+        """The worker failed a request."""
+        self._membership.suspect(member.worker_id, error)
 
     def assume(self, member: Member, request: RoutedRequest) -> None:
         """The worker answered, so it has the prompt's blocks."""

@@ -22,6 +22,7 @@ from expediter.routing.policy import LeastLoaded, RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
 
+_BOTH = WorkerRole.BOTH  # on the way of every request, where the look-up in an enum costs 1 us
 NO_PREFILL_WORKER = "no-prefill-worker"
 NO_DECODE_WORKER = "no-decode-worker"
 
@@ -60,7 +61,7 @@ class Placement:
     def splits(self) -> bool:
         """Whether anybody has a role, so that it matters who holds what."""
         return self.splitting is not None and any(
-            m.role is not WorkerRole.BOTH for m in self._membership.members.values()
+            m.role is not _BOTH for m in self._membership.members.values()
         )
 
     def candidates(self, request: RoutedRequest) -> Sequence[Member]:
@@ -76,9 +77,8 @@ class Placement:
         self, request: RoutedRequest, forwarded: ForwardedRequest, candidates: Sequence[Member]
     ) -> Placed:
         """Raises WorkerUnavailable if none of the candidates can serve without others."""
-        both = WorkerRole.BOTH
         for member in candidates:
-            if member.role is not both:
+            if member.role is not _BOTH:
                 return self._place_by_role(request, forwarded, candidates)
         return Placed(choice=self._choose(request, candidates))
 
