@@ -5,8 +5,9 @@ field those of `vllm bench serve` (vllm/benchmarks/lib/endpoint_request_func.py,
 `sglang.bench_serving` (python/sglang/bench_serving.py), sent with aiohttp as they do.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,21 @@ MODEL = "hash"
 HELLO: Any = [{"role": "user", "content": "Hello, who are you?"}]
 
 
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessOnPort]:
+    """Before two workers; all three live as long as this module."""
+    with asyncio.Runner() as runner:
+        running = fleet(tmp_path_factory.mktemp("fleet"))
+        yield runner.run(running.__aenter__())
+        runner.run(running.__aexit__(None, None, None))
+
+
 @asynccontextmanager
-async def fleet(tmp_path: Path) -> AsyncIterator[ProcessOnPort]:
+async def fleet(folder: Path) -> AsyncIterator[ProcessOnPort]:
     async with (
         worker_process("--step-seconds", "0") as a,
         worker_process("--step-seconds", "0") as b,
-        gateway_process(tmp_path, a, b) as gateway,
+        gateway_process(folder, a, b) as gateway,
     ):
         yield gateway
 
@@ -35,8 +45,8 @@ def client_of(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
 
 
-async def test_openais_client_is_at_home(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as gateway, client_of(gateway.url) as client:
+async def test_openais_client_is_at_home(gateway: ProcessOnPort) -> None:
+    async with client_of(gateway.url) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         chat = await client.chat.completions.create(
             model=MODEL, messages=HELLO, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
@@ -66,8 +76,8 @@ async def test_openais_client_is_at_home(tmp_path: Path) -> None:
         assert [choice.index for choice in completion.choices] == [0, 1]
 
 
-async def test_openais_client_raises_what_it_should(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as gateway, client_of(gateway.url) as client:
+async def test_openais_client_raises_what_it_should(gateway: ProcessOnPort) -> None:
+    async with client_of(gateway.url) as client:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1)
         assert bad.value.param == "temperature"
@@ -212,13 +222,10 @@ SGLANG: dict[str, dict[str, Any]] = {
 
 
 async def test_the_requests_of_vllms_and_sglangs_benchmarks_are_served_as_they_are(
-    tmp_path: Path,
+    gateway: ProcessOnPort,
 ) -> None:
     headers = {"Authorization": "Bearer k", "x-request-id": "benchmark-0", "x-custom": "y"}
-    async with (
-        fleet(tmp_path) as gateway,
-        aiohttp.ClientSession(base_url=gateway.url, trust_env=True) as session,
-    ):
+    async with aiohttp.ClientSession(base_url=gateway.url, trust_env=True) as session:
         for bodies in (VLLM, SGLANG):
             for path, body in bodies.items():
                 for _ in range(4):  # the last finds the prompt of those before

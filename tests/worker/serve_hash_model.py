@@ -12,15 +12,16 @@ import sys
 
 import uvloop
 import zmq
-from hash_engine import HashModel, build
-from live_server import served_model
+from hash_engine import VOCAB_SIZE, HashModel, build, byte_tokenizer
 
 from expediter.config import KVCacheConfig, WorkerConfig
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
+from expediter.worker.prompts import ServedModel
 from expediter.worker.publisher import KVEventPublisher
 from expediter.worker.server import create_app, listen, serve
 
 STEP_SECONDS = 0.005
+MAX_MODEL_LEN = 10_000
 
 
 class PacedModel(HashModel):
@@ -76,11 +77,17 @@ async def main(given: argparse.Namespace) -> None:
     rig = build(
         PacedModel(given.step_seconds),
         num_blocks=given.num_blocks,
-        max_model_len=10_000,
+        max_model_len=MAX_MODEL_LEN,
         max_batched_tokens=given.batched_tokens,
         publish=publisher.publish,
     )
-    app = create_app(rig.worker, config=config, model=served_model(10_000), publisher=publisher)
+    model = ServedModel(
+        name="hash",
+        tokenizer=byte_tokenizer(),
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    app = create_app(rig.worker, config=config, model=model, publisher=publisher)
     listener = listen(config)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
