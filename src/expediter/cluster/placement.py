@@ -145,16 +145,17 @@ class Placement:
         return policy.choose(request, self._view(request, members))
 
     def _view(self, request: RoutedRequest, members: Sequence[Member]) -> ClusterView:
-        load, work = self._load_tokens, self._work
-        workers = [
-            WorkerView(
-                worker_id=member.worker_id,
-                load_tokens=load(member),
-                num_requests=work.num_requests(member.worker_id) + member.num_others,
-                prefill_tokens=work.prefill_tokens(member.worker_id),
+        workers, load = [], self._work.load
+        for member in members:
+            tokens, num_requests, prefill_tokens = load(member.worker_id)
+            workers.append(
+                WorkerView(
+                    worker_id=member.worker_id,
+                    load_tokens=tokens + member.num_others * OTHERS_TOKENS,
+                    num_requests=num_requests + member.num_others,
+                    prefill_tokens=prefill_tokens,
+                )
             )
-            for member in members
-        ]
         if request.prompt is None:
             return ClusterView(workers=workers)
         found = self._index.match(request.prompt)

@@ -124,6 +124,11 @@ class SharedWork(OutstandingWork):
         """All processes' requests at the worker."""
         return self.own.num_requests(worker_id) + int(self._elsewhere(worker_id)[1])
 
+    def load(self, worker_id: WorkerId) -> tuple[float, int, float]:
+        """See OutstandingWork."""
+        prefill_tokens = self.prefill_tokens(worker_id)
+        return self.tokens(worker_id), self.num_requests(worker_id), prefill_tokens
+
     def num_elsewhere(self, worker_id: WorkerId) -> int:
         """The other processes' requests at the worker."""
         return int(self._elsewhere(worker_id)[1])

@@ -17,9 +17,9 @@ FIELDS = (FIELD, "bootstrap_host", "bootstrap_port", "bootstrap_room")
 def require_no_transfer(body: bytes, fields: Fields | None) -> None:
     """Raises RequestError if the body has one; `fields` is None if it could not be read."""
     if fields is not None:
-        if not (fields.kv_transfer_params or fields.bootstrap_host):
-            if not (fields.bootstrap_port or fields.bootstrap_room):
-                return  # as nearly always
+        one, host = fields.kv_transfer_params, fields.bootstrap_host
+        if not (one or host or fields.bootstrap_port or fields.bootstrap_room):
+            return  # as nearly always
         found = [name for name in FIELDS if getattr(fields, name)]
     else:
         found = _possible_fields(body)

@@ -35,6 +35,9 @@ class _Load:
     num_requests: int = 0
 
 
+_IDLE = (0.0, 0, 0.0)
+
+
 class OutstandingWork:
     """Each worker's outstanding work; whoever starts a piece of work must finish it."""
 
@@ -73,6 +76,11 @@ class OutstandingWork:
         """Outstanding work in tokens of prefill; 0 for a worker that has none."""
         load = self._loads.get(worker_id)
         return load.tokens if load is not None else 0.0
+
+    def load(self, worker_id: WorkerId) -> tuple[float, int, float]:
+        """All three at once: tokens, requests, tokens of prefill."""
+        load = self._loads.get(worker_id)
+        return (load.tokens, load.num_requests, load.prefill_tokens) if load is not None else _IDLE
 
     def prefill_tokens(self, worker_id: WorkerId) -> float:
         """The part of it that is prompts not computed yet."""
