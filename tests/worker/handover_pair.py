@@ -14,6 +14,7 @@ from live_server import Live, live_server
 
 from expediter.clock import Clock
 from expediter.config import KVCacheConfig, WorkerConfig
+from expediter.errors import TransferError
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.transfer.layout import KVIdentity, KVLayout
 from expediter.transfer.memory import PoolMemory
@@ -118,7 +119,7 @@ class Hand:
 
 
 class SlowTransport(SharedMemoryTransport):
-    """Copies while `may_pull` is set; counts."""
+    """Copies while `may_pull` is set, as often as it is good; counts."""
 
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
         super().__init__(memory, layout)
@@ -126,6 +127,7 @@ class SlowTransport(SharedMemoryTransport):
         self.may_pull.set()
         self.num_waiting = 0
         self.num_bytes = 0
+        self.num_good_pulls = 1_000_000
 
     async def pull(self, peer: Any, slices: Any) -> None:
         self.num_waiting += 1
@@ -133,6 +135,9 @@ class SlowTransport(SharedMemoryTransport):
             await self.may_pull.wait()
         finally:
             self.num_waiting -= 1
+        self.num_good_pulls -= 1
+        if self.num_good_pulls < 0:
+            raise TransferError("the wire broke")
         await super().pull(peer, slices)
         self.num_bytes += sum(piece.total_bytes for piece in slices)
 
@@ -231,6 +236,12 @@ class Pair:
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
+
+    async def prefill_leg_status(self, prompt: object, *, name: str) -> int:
+        """The same, if it may fail."""
+        params = {"do_remote_decode": True, "transfer_id": name}
+        body = self.body(prompt, max_tokens=1, kv_transfer_params=params)
+        return (await self.prefill.live.http.post(self.path, json=body)).status_code
 
     async def source(self) -> dict[str, Any]:
         response = await self.prefill.live.http.get("/kv_transfer_source")

@@ -25,6 +25,7 @@ class Places:
         self.receiving: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
         self.admissions: list[Admission] = []
+        self.preempted: list[RequestId] = []  # of those that send KV
         self.num_waiting_tokens = 0
         self.is_memory_full = False
         self._kv_cache = kv_cache
@@ -36,6 +37,8 @@ class Places:
 
     def wait(self, state: RequestState) -> None:
         """From anywhere, with no slots, into the queue."""
+        if state.was_admitted and state.request.kv_flow is KVFlow.SENDS:
+            self.preempted.append(state.request_id)
         self.waiting.add(state)
         self.num_waiting_tokens += state.num_tokens
         self.is_memory_full = False

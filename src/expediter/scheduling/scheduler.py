@@ -115,6 +115,11 @@ class Scheduler:
         taken, self._places.admissions = self._places.admissions, []
         return taken
 
+    def take_preempted(self) -> list[RequestId]:
+        """Senders that lost their slots since the last call: they compute into others, if ever."""
+        taken, self._places.preempted = self._places.preempted, []
+        return taken
+
     def let_go(self, pin: Pin) -> None:
         """Nobody reads or writes a request's blocks from outside any more; safe to repeat."""
         self.kv_cache.unpin(pin)

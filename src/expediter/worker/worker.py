@@ -136,8 +136,10 @@ class Worker:
     async def run(self) -> None:
         """Run steps until `drain` is over. Only one may run."""
         while True:
+            self._wake.clear()
             output = self.scheduler.schedule()
             if self._handover is not None:
+                self._handover.preempted(self.scheduler.take_preempted())
                 self._handover.admitted(self.scheduler.take_admissions())
             if output is not None:
                 await self._step(output)
@@ -145,7 +147,6 @@ class Worker:
             if output is None:
                 if self._is_stopped:
                     return
-                self._wake.clear()
                 await self._wake.wait()
 
     async def drain(self, seconds: float) -> None:

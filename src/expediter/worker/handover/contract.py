@@ -60,6 +60,10 @@ class Handover(Protocol):
         """Requests that got slots; their pins are the hand-over's to let go of."""
         ...
 
+    def preempted(self, request_ids: Sequence[RequestId]) -> None:
+        """Senders that lost their slots: what they promised will not be computed there."""
+        ...
+
     def step_begins(self, output: SchedulerOutput) -> None:
         """Before a step runs."""
         ...

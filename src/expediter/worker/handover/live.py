@@ -75,6 +75,11 @@ class LiveHandover:
         self._address: Address | None = None
 
     @property
+    def num_outgoing(self) -> int:
+        """Transfers to other workers that have not ended, asked for or begun."""
+        return len(self._source)
+
+    @property
     def num_leased_blocks(self) -> int:
         """Blocks held for other workers."""
         return self._source.leases.num_blocks
@@ -178,9 +183,16 @@ class LiveHandover:
         if admissions:
             self._flush()
 
+    def preempted(self, request_ids: Sequence[RequestId]) -> None:
+        """See `Handover`."""
+        for request_id in request_ids:
+            self._sender.drop(request_id, reason="its request lost its blocks")
+        if request_ids:
+            self._flush()
+
     def step_begins(self, output: SchedulerOutput) -> None:
         """See `Handover`."""
-        sends = self._sender.step_begins(output, block_size=self._pools.layout.block_size)
+        sends = self._sender.step_begins(output)
         if self._watch_layers is not None and sends != self._is_watching:
             self._is_watching = sends
             self._watch_layers(self._layer_listener() if sends else None)

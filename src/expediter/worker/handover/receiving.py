@@ -35,6 +35,7 @@ class _Receiving:
     num_cached_tokens: int = 0  # here, before
     is_wanted: bool = True
     has_done: bool = False
+    was_counted: bool = False
     source_cached_tokens: int | None = None
 
     @property
@@ -180,6 +181,7 @@ class Receiver:
             case Taken():
                 report.num_tokens = event.num_tokens - entry.num_cached_tokens
                 report.exposed_seconds = event.exposed_seconds
+                self._count(entry)
                 self._resume(entry, event.num_tokens)
             case Failed():
                 usable = max(0, event.num_usable_tokens - entry.num_cached_tokens)
@@ -208,17 +210,21 @@ class Receiver:
         logger.warning("transfer %s failed, its prompt is computed: %s", entry.transfer_id, error)
         report = entry.leg.report
         report.failure = report.failure or reason
-        if entry.link is None:
-            self._stats.record(report)
+        self._count(entry)
 
     def _forget_ended(self) -> None:
         for transfer_id, entry in list(self._transfers.items()):
             if entry.link is None or self._target.stage(transfer_id) is not None:
                 continue
             self._forget(entry)
-            self._stats.record(entry.leg.report)
+            self._count(entry)
             entry.link.num_users -= 1
             entry.link.close_if_unused()
+
+    def _count(self, entry: _Receiving) -> None:
+        if not entry.was_counted:
+            entry.was_counted = True
+            self._stats.record(entry.leg.report)
 
     def _forget(self, entry: _Receiving) -> None:
         del self._transfers[entry.transfer_id]

@@ -14,7 +14,7 @@ from expediter.clock import Clock
 from expediter.errors import RequestError
 from expediter.request import FinishReason, Request, RequestId, RequestOutput
 from expediter.scheduling.handover import Admission
-from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
+from expediter.scheduling.output import SchedulerOutput
 from expediter.transfer.messages import EngineId, TransferId
 from expediter.transfer.source import HandoverSource
 from expediter.worker.handover.legs import FIELD, PrefillLeg
@@ -63,10 +63,10 @@ class Sender:
         self._sending[request.request_id] = _Sending(request=request, leg=leg)
         self._source.announce(leg.transfer_id, prompt=prompt_digest(request))
 
-    def drop(self, request_id: RequestId) -> None:
-        """It ended before all was computed, or it is not here."""
+    def drop(self, request_id: RequestId, *, reason: str = "its request ended") -> None:
+        """Not all of it will be computed where it was to be; or it is none of these."""
         if entry := self._sending.pop(request_id, None):
-            self._source.fail(entry.leg.transfer_id, "its request ended")
+            self._source.fail(entry.leg.transfer_id, reason)
 
     def admitted(self, admission: Admission) -> bool:
         """It has slots; False if it is none of these."""
@@ -82,21 +82,13 @@ class Sender:
         )
         return True
 
-    def step_begins(self, output: SchedulerOutput, *, block_size: int) -> bool:
+    def step_begins(self, output: SchedulerOutput) -> bool:
         """Whether the step computes for others."""
-        self._step = []
-        if not self._sending:
-            return False
-        for chunk in output.chunks:
-            entry = self._sending.get(chunk.request_id)
-            if entry is None:
-                continue
-            if _writes_into(entry.block_ids, chunk, block_size=block_size):
-                end = chunk.num_computed_tokens + chunk.num_new_tokens
-                self._step.append((entry.leg.transfer_id, end))
-            else:
-                del self._sending[chunk.request_id]
-                self._source.fail(entry.leg.transfer_id, "its request lost its blocks")
+        self._step = [
+            (entry.leg.transfer_id, chunk.num_computed_tokens + chunk.num_new_tokens)
+            for chunk in (output.chunks if self._sending else ())
+            if (entry := self._sending.get(chunk.request_id)) is not None
+        ]
         return bool(self._step)
 
     def layers_written(self, num_layers: int) -> None:
@@ -162,10 +154,3 @@ def prompt_digest(request: Request) -> bytes:
     for token_id in request.prompt_token_ids:
         digest.update(token_id.to_bytes(8, "little"))
     return digest.digest()
-
-
-def _writes_into(block_ids: Sequence[int], chunk: ScheduledChunk, *, block_size: int) -> bool:
-    """Whether a chunk's tokens go into these blocks."""
-    start = chunk.num_computed_tokens
-    blocks = slice(start // block_size, -(-(start + chunk.num_new_tokens) // block_size))
-    return tuple(chunk.block_ids[blocks]) == tuple(block_ids[blocks])
