@@ -91,7 +91,7 @@ class Dispatcher:
         Raises WorkerUnavailable, WorkerLost or WorkerSilent. If the sink was started, part of
         an answer has gone out; otherwise nothing has.
         """
-        tried = set[WorkerId]()
+        tried: set[WorkerId] = set()
         failure: WorkerLost | None = None
         self._retries.earn()
         while True:
