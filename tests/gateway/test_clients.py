@@ -15,10 +15,13 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from fake_worker import OK, SSE_HEAD, FakeWorker, always, ask, chunk, gateway_before, post
+from fake_worker import JSON_OK, OK, SSE_HEAD, FakeWorker, always, ask, chunk, gateway_before, post
 from process_fleet import ProcessOnPort, gateway_process, worker_process
 
+from expediter.config import TenancyConfig, TenantConfig
+
 MODEL = "hash"
+MATCHED = "x-expediter-matched-tokens"
 HELLO: Any = [{"role": "user", "content": "Hello, who are you?"}]
 
 
@@ -232,7 +235,7 @@ async def test_the_requests_of_vllms_and_sglangs_benchmarks_are_served_as_they_a
                     async with session.post(path, json=body, headers=headers) as response:
                         assert response.status == 200, await response.text()
                         lines = (await response.text()).split("\n\n")
-                        matched = int(response.headers["x-expediter-matched-tokens"])
+                        matched = int(response.headers[MATCHED])
                 assert lines[-2] == "data: [DONE]"
                 events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
                 said = [text_of(event) for event in events if event["choices"]]
@@ -240,6 +243,30 @@ async def test_the_requests_of_vllms_and_sglangs_benchmarks_are_served_as_they_a
                 assert matched > 50
                 if "stream_options" in body:
                     assert events[-1]["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("prompt", [{"text": "random words " * 40}, {"input_ids": [[*range(99)]]}])
+async def test_sglangs_own_api_is_forwarded_and_routed_by_its_prompt(
+    prompt: dict[str, Any],
+) -> None:
+    """Its benchmark speaks that unless told otherwise. With tenants it is closed."""
+    body = {
+        **prompt,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True},
+        "stream": True,
+        "lora_path": "",
+        "return_logprob": False,
+        "logprob_start_len": -1,
+    }
+    request = post(json.dumps(body).encode(), path="/generate")
+    async with FakeWorker(always(JSON_OK)) as worker, gateway_before(worker) as gateway:
+        found = [int((await ask(gateway, request)).headers[MATCHED]) for _ in range(2)]
+        assert found[0] == 0
+        assert found[1] > 90
+        assert {r.body for r in worker.received} == {json.dumps(body).encode()}
+        tenants = TenancyConfig(tenants=(TenantConfig(tenant_id="t"),), secret="0" * 16)
+        async with gateway_before(worker, tenancy=tenants) as closed:
+            assert (await ask(closed, request)).status == 404
 
 
 def text_of(event: dict[str, Any]) -> str:

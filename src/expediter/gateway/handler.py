@@ -20,7 +20,7 @@ from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.forwarded import forwarded_lines
 from expediter.gateway.limits import Lease
 from expediter.gateway.observations import Observations
-from expediter.gateway.openai import read_fields
+from expediter.gateway.openai import GENERATE, read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
 from expediter.gateway.request import HttpRequest
@@ -74,7 +74,7 @@ class RequestHandler:
         path = request.path
         reply = self._endpoints.reply(request)
         if reply is None:
-            if path.startswith(b"/v1/") or path in FORWARDED_PATHS:
+            if path.startswith(b"/v1/") or self._is_forwarded(path):
                 await self._serve(request, connection)
                 return
             reply = error_reply(404, "there is nothing at this path")
@@ -85,6 +85,10 @@ class RequestHandler:
                 self._observations.refusals[error.kind] += 1
                 reply = refusal_reply(error)
         _write(reply, request, connection)
+
+    def _is_forwarded(self, path: bytes) -> bool:
+        """Of paths that are not OpenAI's. SGLang's own has no salts to keep tenants apart by."""
+        return path in FORWARDED_PATHS or (path == GENERATE and self.tenancy is None)
 
     async def _serve(self, request: HttpRequest, connection: ClientConnection) -> None:
         """Forward it, and take down how it went."""

@@ -10,6 +10,7 @@ import msgspec
 
 COMPLETIONS = b"/v1/completions"
 CHAT = b"/v1/chat/completions"
+GENERATE = b"/generate"  # SGLang's own API, which its benchmark uses
 _TEXT_FIELDS = {
     b"/v1/responses": ("tools", "instructions", "input"),
     b"/v1/messages": ("tools", "system", "messages"),
@@ -20,10 +21,12 @@ _CLOSING = ord("]")
 
 
 class Fields(msgspec.Struct):
-    """What a body says, by the names of OpenAI's API and vLLM's extensions."""
+    """What a body says, by the names of OpenAI's API and vLLM's and SGLang's extensions."""
 
     model: str | None = None
     prompt: msgspec.Raw = _NOTHING
+    text: msgspec.Raw = _NOTHING
+    input_ids: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING

@@ -7,11 +7,14 @@ no tokenizer.
 
 from typing import Any
 
+import msgspec
+
 from expediter.errors import RequestError
 from expediter.gateway.conversations import Conversations
 from expediter.gateway.openai import (
     CHAT,
     COMPLETIONS,
+    GENERATE,
     Fields,
     decode_messages,
     decode_tools,
@@ -36,7 +39,10 @@ class PromptReader:
     async def read(self, path: bytes, fields: Fields, *, lora_name: str | None) -> Prompt | None:
         """The prompt of a request to `path`, or None where there is none to compare."""
         if path == COMPLETIONS:
-            return await self._completion(fields, lora_name=lora_name)
+            return await self._completion(fields.prompt, fields, lora_name=lora_name)
+        if path == GENERATE:
+            raw = fields.input_ids or fields.text
+            return await self._completion(raw, fields, lora_name=lora_name)
         if path == CHAT and self._tokenizer is not None and not fields.chat_template:
             data = await self._chat(self._tokenizer, fields)
             if data is not None:
@@ -56,8 +62,10 @@ class PromptReader:
             return None
         return await tokenizer.pack(rendered, add_special_tokens=bool(fields.add_special_tokens))
 
-    async def _completion(self, fields: Fields, *, lora_name: str | None) -> Prompt | None:
-        prompt = longest_prompt(fields.prompt)
+    async def _completion(
+        self, raw: msgspec.Raw, fields: Fields, *, lora_name: str | None
+    ) -> Prompt | None:
+        prompt = longest_prompt(raw)
         if prompt is None:
             return None
         if isinstance(prompt, list):
