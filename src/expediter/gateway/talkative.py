@@ -33,15 +33,16 @@ class TalkativeSink(ClientSink):
     def placed(self, decision: Decision) -> None:
         """See ResponseSink."""
         super().placed(decision)
-        logger.debug(
-            "request %s to %s: %s, %d of %d tokens matched, scores %s",
-            decision.request_id,
-            decision.worker_id,
-            decision.reason,
-            decision.matched_tokens,
-            decision.num_tokens,
-            dict(decision.scores),
-        )
+        if self._shows_scores:  # which are many in a large fleet
+            logger.debug(
+                "request %s to %s: %s, %d of %d tokens matched, scores %s",
+                decision.request_id,
+                decision.worker_id,
+                decision.reason,
+                decision.matched_tokens,
+                decision.num_tokens,
+                dict(decision.scores),
+            )
 
     def write(self, data: bytes) -> None:
         """See ResponseSink."""
