@@ -13,7 +13,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench experiments lock clean
+.PHONY: help up test check format bench experiments screenshots lock clean
 
 help:
 	@echo 'make up      start a gateway and $(WORKERS) workers (WORKERS=n, ARGS="--port 9000 --model PATH")'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check   ruff and mypy alone;  make format  rewrites the files'
 	@echo 'make bench   time to first token, cold and warm, in a conversation'
 	@echo 'make experiments  published results and policies, simulated; rewrites docs/results.md (NAMES="winners")'
+	@echo 'make screenshots  pictures of the pages for README and docs, by chromium'
 	@echo 'make lock    pin the newest versions that pyproject.toml allows'
 
 up: $(VENV)/.runtime
@@ -47,6 +48,9 @@ bench: $(VENV)/.dev
 NAMES ?=
 experiments: $(VENV)/.dev
 	$(BIN)/python -m experiments $(NAMES)
+
+screenshots: $(VENV)/.dev
+	$(BIN)/python tests/browser/screenshots.py
 
 # The environment is built anew only when a pin or pyproject.toml changes.
 $(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(BIN)/python

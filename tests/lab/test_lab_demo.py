@@ -69,7 +69,7 @@ def test_the_published_changes_come_out(
         compare(Setting(seed=seed, **changed))[place].hit_rate  # type: ignore[arg-type]
         for seed in SEEDS[:4]
     ]
-    assert fmean(hits) == pytest.approx(hit_rate, abs=0.005)
+    assert fmean(hits) == pytest.approx(hit_rate, abs=0.01)
 
 
 @settings(max_examples=6)

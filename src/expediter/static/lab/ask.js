@@ -4,9 +4,9 @@ export class Refused extends Error {}
 
 export async function ask(name, values, signal) {
   const response = await fetch(`/api/lab/${name}?${new URLSearchParams(values)}`, { signal });
-  const answer = await response.json();
-  if (!response.ok) throw new Refused(answer.error?.message ?? `the server answered ${response.status}`);
-  return answer;
+  if (response.ok) return response.json();
+  const answer = await response.json().catch(() => ({}));
+  throw new Refused(answer.error?.message ?? `the lab's server failed (${response.status}); its log says why`);
 }
 
 // Asks one question at a time. What is asked meanwhile waits, and only the last of it is asked:
