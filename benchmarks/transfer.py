@@ -11,9 +11,8 @@ The blocks of a prompt, at both sides:
 
     rising     neighbours, as in a fresh pool
     falling    neighbours the other way at the source, rising at the target
-    used       what a block pool has for a prompt after others went through it: prompts in chunks of
-               512 tokens at the source, prompts at once and then up to 320 tokens of an answer,
-               block by block, at the target
+    used       what a block pool has for a prompt after others went through it: only prompts at the
+               source; at the target also answers of up to 320 tokens, block by block
     scattered  at random: the worst there is, which no pool of ours hands out
 
 `share` is the time of the pull over that of the prompt's prefill.
@@ -51,7 +50,6 @@ from expediter.transfer.transport import KVHandle, KVPeer, KVTransport
 from expediter.transfer.transports import DEFAULT_KINDS, choose, transports
 
 BLOCK_SIZE = 16
-CHUNK_BLOCKS = 32
 MAX_ANSWER_BLOCKS = 20
 HOST = "127.0.0.1"
 MODELS = {"smollm2": (30, 3, 64), "llama-70b": (80, 8, 128)}  # layers, KV heads, head size
@@ -76,14 +74,11 @@ def pool_layout(model: str, num_blocks: int) -> KVLayout:
 class UsedPool:
     """A block pool that prompts of many lengths have gone through, four at a time.
 
-    Each takes its blocks in chunks, then one at a time for up to `max_answer_blocks`.
+    Each takes its blocks at once, as workers do, then one at a time for up to `max_answer_blocks`.
     """
 
-    def __init__(
-        self, num_blocks: int, rng: random.Random, *, chunk: int, max_answer_blocks: int
-    ) -> None:
+    def __init__(self, num_blocks: int, rng: random.Random, *, max_answer_blocks: int) -> None:
         self._pool = BlockPool(num_blocks, cache=HashPrefixCache())
-        self._chunk = chunk
         self._num_names = 0
         running: list[tuple[list[KVCacheBlock], int, int]] = []
         num_taken = 0
@@ -94,7 +89,7 @@ class UsedPool:
             index = rng.randrange(len(running))
             blocks, num_prompt, num_all = running[index]
             num_held = len(blocks)
-            blocks += self._take(min(chunk, num_prompt - num_held) if num_held < num_prompt else 1)
+            blocks += self._take(1 if blocks else num_prompt)
             num_taken += len(blocks) - num_held
             if len(blocks) >= num_all:
                 self._free(running.pop(index)[0])
@@ -103,9 +98,7 @@ class UsedPool:
 
     def prompt(self, num_blocks: int) -> list[int]:
         """Blocks for a prompt, while nobody else takes any."""
-        blocks: list[KVCacheBlock] = []
-        while len(blocks) < num_blocks:
-            blocks += self._take(min(self._chunk, num_blocks - len(blocks)))
+        blocks = self._take(num_blocks)
         self._free(blocks)
         return [block.block_id for block in blocks]
 
@@ -129,8 +122,8 @@ def block_lists(order: str, num: int, num_blocks: int, rng: random.Random) -> tu
         case "falling":
             return range(num - 1, -1, -1), range(num_blocks - num, num_blocks)
         case "used":
-            source = UsedPool(num_blocks, rng, chunk=CHUNK_BLOCKS, max_answer_blocks=0)
-            target = UsedPool(num_blocks, rng, chunk=num, max_answer_blocks=MAX_ANSWER_BLOCKS)
+            source = UsedPool(num_blocks, rng, max_answer_blocks=0)
+            target = UsedPool(num_blocks, rng, max_answer_blocks=MAX_ANSWER_BLOCKS)
             return source.prompt(num), target.prompt(num)
         case _:
             return rng.sample(range(num_blocks), num), rng.sample(range(num_blocks), num)

@@ -165,13 +165,13 @@ async def test_nixl_refuses_memory_that_is_not_registered() -> None:
         plan = copy_plan(larger, pool, source_blocks=[last], target_blocks=[0])
         with pytest.raises(TransferError, match="NIXL does not take"):
             await transport.pull(peer, plan)
-        peer.close()
-        peer = await transport.connect(handle)
+        other = await transport.connect(handle)
+        peer.close()  # the other one knows the same agent and goes on
         everything = range(NUM_BLOCKS)
         plan = copy_plan(pool, pool, source_blocks=everything, target_blocks=everything)
-        await transport.pull(peer, plan)
+        await transport.pull(other, plan)
         assert (memory.array == content(pool.num_bytes)).all()
-        peer.close()
+        other.close()
     await transport.close()
     await transport.close()
 

@@ -9,6 +9,7 @@ import importlib
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,34 +35,40 @@ HOST_MEMORY = "DRAM"
 
 
 class NixlPeer:
-    """Another worker's pool."""
+    """Another worker's pool. NIXL knows a worker once, however many peers of it there are here."""
 
-    def __init__(self, handle: NixlHandle, agent: Any) -> None:
+    def __init__(self, handle: NixlHandle, agent: Any, num_peers: Counter[str]) -> None:
+        """`num_peers` counts those of each agent, for all that share our agent."""
         self.layout = handle.layout
         self.handle = handle
-        self._agent = agent
         self.name: str | None = None
+        self._agent = agent
+        self._num_peers = num_peers
 
     def connect(self) -> None:
         """Make it known to our agent, if it is not; TransferError if that cannot be."""
-        if self.name is not None:
+        if self.name is not None and self._agent.check_remote_metadata(self.name):
             return
         try:
-            name = self._agent.add_remote_agent(self.handle.metadata)
+            name: str = self._agent.add_remote_agent(self.handle.metadata).decode()
         except Exception as error:  # NIXL's have only this in common
             raise TransferError(f"NIXL cannot reach the other worker: {error}") from error
-        self.name = name.decode()
+        if self.name is None:
+            self.name = name
+            self._num_peers[name] += 1
 
     def disconnect(self) -> None:
-        """Nothing more arrives from it."""
-        if self.name is not None:
-            name, self.name = self.name, None
-            with suppress(Exception):  # it is gone already
-                self._agent.remove_remote_agent(name)
+        """Nothing more arrives from it, until somebody connects again."""
+        with suppress(Exception):  # it is gone already
+            self._agent.remove_remote_agent(self.name)
 
     def close(self) -> None:
-        """Forget it."""
-        self.disconnect()
+        """Forget it, if it is the last of its agent."""
+        if self.name is not None:
+            self._num_peers[self.name] -= 1
+            if not self._num_peers[self.name]:
+                self.disconnect()
+            self.name = None
 
 
 class NixlTransport:
@@ -76,6 +83,7 @@ class NixlTransport:
         self._memory = memory
         self._device = device
         self._agent = _agent()
+        self._num_peers: Counter[str] = Counter()
         try:
             self._registered = self._agent.register_memory(
                 [(address, layout.num_bytes, device, "")], memory
@@ -104,7 +112,7 @@ class NixlTransport:
         """See `KVTransport`."""
         if not isinstance(handle, NixlHandle):
             raise TransferError(f"NIXL cannot read {handle}")
-        peer = NixlPeer(handle, self._agent)
+        peer = NixlPeer(handle, self._agent, self._num_peers)
         await run_to_end(self._thread, peer.connect)
         return peer
 
