@@ -104,9 +104,16 @@ async def _started(command: list[str]) -> AsyncIterator[ProcessOnPort]:
 
 @asynccontextmanager
 async def gateway_process(
-    folder: Path, *workers: ProcessOnPort, options: tuple[str, ...] = (), **settings: object
+    folder: Path,
+    *workers: ProcessOnPort,
+    options: tuple[str, ...] = (),
+    num_ready: int | None = None,
+    **settings: object,
 ) -> AsyncIterator[ProcessOnPort]:
-    """`expediter serve` before the workers, once it has seen them all up."""
+    """`expediter serve` before the workers, once it has seen them all up.
+
+    `num_ready` says how many, for workers that `options` name.
+    """
     port = free_port()
     told = {
         "admin.enabled": "false",
@@ -121,7 +128,8 @@ async def gateway_process(
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220
     gateway = ProcessOnPort(process, port)
     try:
-        await eventually(lambda: _is_ready(gateway, len(workers)), seconds=START_SECONDS)
+        number = len(workers) if num_ready is None else num_ready
+        await eventually(lambda: _is_ready(gateway, number), seconds=START_SECONDS)
         yield gateway
     finally:
         await _end(process)

@@ -10,6 +10,7 @@ client's to deal with; but those that a broken worker gives to everybody count a
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from expediter.clock import Clock
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
@@ -25,12 +26,14 @@ from expediter.cluster.retry_budget import RetryBudget
 from expediter.cluster.traffic import TrafficLog
 from expediter.config import RoutingConfig
 from expediter.errors import TransferError, WorkerLost, WorkerSilent, WorkerUnavailable
-from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
 from expediter.routing.outstanding import OutstandingWork
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.view import RoutedRequest
+
+if TYPE_CHECKING:
+    from expediter.load import WorkerId
 
 logger = logging.getLogger(__name__)
 

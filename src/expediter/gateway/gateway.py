@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from expediter.clock import Clock
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.membership import Membership, worker_id_of
+from expediter.cluster.rebalancer import Rebalancer
 from expediter.cluster.sources.build import build_source
 from expediter.cluster.sources.follow import follow
 from expediter.config import GatewayConfig, RoutingConfig, WorkerEndpoint
@@ -108,7 +109,9 @@ class Gateway:
             clock=clock,
             work=work,
         )
-        self.dispatcher.split(build_splitting(config.disaggregation, clock=clock))
+        self.dispatcher.split(
+            build_splitting(config.disaggregation, num_processes=config.processes, clock=clock)
+        )
         self.membership.speak(configured_dialect(config.disaggregation))
         self._face_clients(tokenizer)
 
@@ -244,9 +247,19 @@ class Gateway:
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self.membership.run())
             self._tasks.create_task(self._sweep())
+            if self.config.disaggregation.rebalance.enabled:
+                self._tasks.create_task(self._rebalance())
             if self._source is not None:
                 self._tasks.create_task(follow(self.membership, self._source))
             self._tasks.create_task(self._admission.run())
+
+    async def _rebalance(self) -> None:
+        await Rebalancer(
+            self.config.disaggregation.rebalance,
+            membership=self.membership,
+            work=self.dispatcher.work,
+            clock=self._clock,
+        ).run()
 
     async def _sweep(self) -> None:
         """Enforce every time-out, in steps that are fine enough for the shortest."""

@@ -9,8 +9,13 @@ from expediter.routing.disaggregated import Disaggregated
 from expediter.routing.gpu_cost import NAMED_COSTS
 
 
-def build_splitting(config: DisaggregationConfig, *, clock: Clock) -> Splitting:
-    """Raises ConfigError for a regression that does not exist."""
+def build_splitting(config: DisaggregationConfig, *, num_processes: int, clock: Clock) -> Splitting:
+    """Raises ConfigError for a regression that does not exist, or roles nobody would agree on."""
+    if config.rebalance.enabled and num_processes > 1:
+        raise ConfigError(
+            "gateway.disaggregation.rebalance needs gateway.processes = 1: "
+            "each process would change roles by itself"
+        )
     cost = NAMED_COSTS.get(config.gpu_cost)
     if cost is None:
         raise ConfigError(

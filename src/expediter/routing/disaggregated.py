@@ -12,8 +12,7 @@ transfer of what d does not hold, as far as the first token waits for it; where 
 while the next are computed, or the prefill worker's token is passed on, that is nothing.
 
 Prompts with few tokens to compute stay with the decode worker (conditional disaggregation): the
-second request costs more than it saves. How fast prefill workers are, and how fast KV moves, is
-learnt from what happens.
+second request costs more than it saves. How fast prefill workers are is learnt from what they do.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from expediter.routing.policy import Turns
 from expediter.routing.prefill_speed import PrefillSpeed
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
 
-MEMORY = 0.95  # of the seconds a transferred token takes, kept at each transfer
+MAX_UNSEEN = 64  # workers that are known and not in view
 
 
 class PairChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +70,7 @@ class Disaggregated:
         self._turns = Turns()
         self._prefilling: dict[str, _Prefilling] = {}
         self._free_since: dict[WorkerId, float] = {}
-        self.transfer_seconds_per_token = transfer_seconds_per_token
+        self._transfer_seconds_per_token = transfer_seconds_per_token
 
     def choose(
         self,
@@ -87,6 +86,7 @@ class Disaggregated:
         A worker in both views may do either, but is no pair with itself. `must_split` is for
         workers that cannot do without each other.
         """
+        self._forget_others(prefill)
         together = {w.worker_id: self._together(w, request, decode) for w in decode.workers}
         home = self._least(decode, together)
         target = self._least_busy(decode)
@@ -97,7 +97,7 @@ class Disaggregated:
         if not others:
             return self._stays(home, decode, together, reason="no-other-worker")
         num_missing = request.num_tokens - decode.matched_tokens(target.worker_id)
-        exposed = num_missing * self.transfer_seconds_per_token if waits_for_transfer else 0.0
+        exposed = num_missing * self._transfer_seconds_per_token if waits_for_transfer else 0.0
         split = {w.worker_id: self._first(w, request, prefill) + exposed for w in others}
         source = self._least(ClusterView(workers=others), split)
         costs = {"split": split[source.worker_id], "together": together[home.worker_id]}
@@ -129,16 +129,13 @@ class Disaggregated:
                 worker_id, predicted=prefilling.seconds, observed=max(0.0, now - began)
             )
 
-    def transferred(self, *, num_tokens: int, seconds: float) -> None:
-        """So many tokens' KV took so long."""
-        if num_tokens > 0:
-            change = seconds / num_tokens - self.transfer_seconds_per_token
-            self.transfer_seconds_per_token += (1 - MEMORY) * change
-
-    def forget(self, worker_id: WorkerId) -> None:
-        """The worker is gone."""
-        self._speed.forget(worker_id)
-        self._free_since.pop(worker_id, None)
+    def _forget_others(self, view: ClusterView) -> None:
+        """Workers come and go under new names: what is known of them must not grow without end."""
+        if len(self._free_since) > MAX_UNSEEN + len(view.workers):
+            seen = {w.worker_id for w in view.workers}
+            for worker_id in self._free_since.keys() - seen:
+                self._speed.forget(worker_id)
+                del self._free_since[worker_id]
 
     def _together(self, worker: WorkerView, request: RoutedRequest, view: ClusterView) -> float:
         own = self._scaled(worker, request, view)
