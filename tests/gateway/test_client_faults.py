@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import resource
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from fake_worker import ask, client_of, get, post
 from process_fleet import (
     ProcessOnPort,
@@ -91,10 +94,23 @@ async def has_nothing_in_flight(gateway: ProcessOnPort) -> bool:
     return await gateway.metric("expediter_requests_in_flight") == 0
 
 
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """As many as most systems give a process that does not ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
 async def test_a_thousand_idle_connections_hinder_nobody_and_leave_nothing(
     tmp_path: Path,
 ) -> None:
+    """The gateway takes what descriptors it may have; this process does the same."""
     async with fast_worker() as worker, gateway_process(tmp_path, worker) as gateway:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         await complete(gateway, "x")
         before = gateway.num_descriptors
         connect = asyncio.open_connection

@@ -150,7 +150,9 @@ async def test_nothing_is_left_of_fifty_thousand_requests(tmp_path: Path) -> Non
     assert sum(crowd.seen.values()) == NUM_REQUESTS
     assert crowd.seen[200] > 0.9 * NUM_REQUESTS
     assert {400, 404, 429, "left", "ended"} <= set(crowd.seen)
-    assert (last.num_descriptors, last.num_tasks) == (first.num_descriptors, first.num_tasks)
+    # But for a probe that may be under way.
+    assert abs(last.num_descriptors - first.num_descriptors) <= 4
+    assert abs(last.num_tasks - first.num_tasks) <= 4
     # One that is kept of each request would be thirty thousand; some wait for the collector.
     assert last.num_blocks - first.num_blocks < 1.5 * (NUM_REQUESTS - NUM_FIRST)
     # Half of it is what the allocator keeps for the next large body.

@@ -12,6 +12,7 @@ from pathlib import Path
 import uvloop
 from starlette.applications import Starlette
 
+from expediter.assemble.descriptors import raise_descriptor_limit
 from expediter.assemble.policies import build_policy
 from expediter.config import AdminConfig, GatewayConfig, RoutingConfig
 from expediter.dashboard.pages import page_routes
@@ -40,6 +41,7 @@ def run_gateway(read: ReadConfig, *, command: list[str], share: str | None = Non
     `read` gives its settings, again on SIGHUP. `command` runs another process like this one, and
     `share` is what this one has of a gateway of several.
     """
+    raise_descriptor_limit()
     config = read()
     if not config.workers and config.discovery is None:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from msgspec.structs import replace
 
+from expediter.assemble.descriptors import raise_descriptor_limit
 from expediter.assemble.handover import build_handover
 from expediter.config import WorkerConfig, cache_dir
 from expediter.engine import default_model
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 def run_worker(config: WorkerConfig, *, environ: Mapping[str, str]) -> None:
     """Load a model and serve it until SIGINT or SIGTERM."""
+    raise_descriptor_limit()
     require_free_port(config.host, config.port)  # before minutes of loading
     config = with_model(config, environ=environ)
     uvloop.run(_serve_worker(config))
