@@ -20,8 +20,10 @@ from expediter.transfer.layout import KVIdentity, KVLayout
 from expediter.transfer.memory import PoolMemory
 from expediter.transfer.messages import EngineId
 from expediter.transfer.shared_memory import SharedMemoryTransport
-from expediter.worker.handover.live import LiveHandover, Terms, open_handover
+from expediter.worker.handover.live import LiveHandover
+from expediter.worker.handover.opening import open_handover
 from expediter.worker.handover.pools import Pools
+from expediter.worker.handover.terms import Terms
 
 NUM_LAYERS = 3
 CONFIG = WorkerConfig(port=0, kv_cache=KVCacheConfig(block_size=BLOCK_SIZE), shutdown_seconds=0.5)

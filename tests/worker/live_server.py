@@ -11,6 +11,7 @@ import httpx
 import openai
 from hash_engine import BLOCK_SIZE, VOCAB_SIZE, HashModel, Rig, build, byte_tokenizer, until
 from openai.types.chat import ChatCompletionMessageParam
+from starlette.applications import Starlette
 
 from expediter.config import KVCacheConfig, WorkerConfig
 from expediter.worker.handover.live import LiveHandover
@@ -88,6 +89,15 @@ async def live_server(
         handover=handover,
         clock=lambda: 0.0,
     )
+    async with served_app(app, rig, config=config, publisher=publisher) as live:
+        yield live
+
+
+@asynccontextmanager
+async def served_app(
+    app: Starlette, rig: Rig, *, config: WorkerConfig, publisher: KVEventPublisher | None
+) -> AsyncIterator[Live]:
+    """The rig's app on a socket, and clients to it."""
     listener = listen(config)
     port = listener.getsockname()[1]
     stop = asyncio.Event()

@@ -90,10 +90,15 @@ async def test_a_prefill_that_throws() -> None:
 
 
 async def test_a_copy_that_fails_is_computed_from_where_it_broke() -> None:
-    async with pair(prefill={"max_batched_tokens": 40}) as both:
-        both.decode.transport.num_good_pulls = 1
-        answer = await both.concurrent(PROMPT, max_tokens=6)
+    async with pair() as both:
+        both.prefill.model.may_write.clear()
+        leg = asyncio.create_task(both.concurrent(PROMPT, max_tokens=6))
+        await until(lambda: both.decode.transport.num_bytes > 0)
+        both.decode.transport.num_good_pulls = 0
+        both.prefill.model.may_write.set()
+        answer = await leg
         assert text(answer) == expected(both, 6)
+        assert answer["kv_transfer"]["failure"] == "copy_failed"
         assert both.decode.failures == {"copy_failed": 1}
         await both.both_idle()
 

@@ -13,8 +13,10 @@ from expediter.transfer.layout import KVIdentity
 from expediter.transfer.messages import EngineId
 from expediter.transfer.shared_memory import SharedMemoryTransport
 from expediter.transfer.transport import KVTransport
-from expediter.worker.handover.live import LiveHandover, Terms, open_handover
+from expediter.worker.handover.live import LiveHandover
+from expediter.worker.handover.opening import open_handover
 from expediter.worker.handover.pools import Pools
+from expediter.worker.handover.terms import Terms
 
 if TYPE_CHECKING:
     from expediter.engine.executor import TorchExecutor

@@ -59,7 +59,7 @@ class Incoming:
     done: Done | None = None
     done_at: float | None = None
     failure: TransferError | None = None
-    is_forgotten: bool = False  # nothing is left to say
+    is_quiet: bool = False  # there is nobody to tell how it ended
 
     def __post_init__(self) -> None:
         first = self.reservation.num_cached_tokens // self.block_size

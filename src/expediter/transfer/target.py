@@ -160,7 +160,7 @@ class HandoverTarget:
             self._settle(transfer)
         elif not self._is_too_late(transfer):
             self._check_complete(transfer)
-        if transfer.is_forgotten:
+        if transfer.is_quiet and transfer.has_ended:
             self._forget(transfer)
 
     def pull_failed(self, transfer_id: TransferId, error: TransferError) -> None:
@@ -168,7 +168,7 @@ class HandoverTarget:
         transfer = self._transfers[transfer_id]
         transfer.pull_ended(is_good=False)
         self._fail(transfer, error)
-        if transfer.is_forgotten:
+        if transfer.is_quiet and transfer.has_ended:
             self._forget(transfer)
 
     def cancel(self, transfer_id: TransferId) -> None:
@@ -187,6 +187,7 @@ class HandoverTarget:
         for transfer in list(self._transfers.values()):
             if transfer.peer != peer:
                 continue
+            transfer.is_quiet = True
             if transfer.has_ended:
                 self._forget(transfer)
             elif transfer.done is None or not transfer.source_blocks:
@@ -262,8 +263,11 @@ class HandoverTarget:
         transfer.stage = stage
         transfer.heard_at = self._clock()
         transfer.next_ask = transfer.heard_at + self._heartbeat_seconds
-        self._outbox.append((transfer.peer, Release(transfer_id=transfer.transfer_id)))
+        if not transfer.is_quiet:
+            self._outbox.append((transfer.peer, Release(transfer_id=transfer.transfer_id)))
         self._settle(transfer)
+        if transfer.is_quiet:
+            self._forget(transfer)
 
     def _settle(self, transfer: Incoming) -> None:
         """Once nothing is being written: let go of the slots, and say so if it failed."""
@@ -281,6 +285,6 @@ class HandoverTarget:
 
     def _forget(self, transfer: Incoming) -> None:
         """Nothing is left to say; what is still written to its slots keeps it a while."""
-        transfer.safe_until, transfer.is_forgotten = float("-inf"), True
+        transfer.safe_until, transfer.is_quiet = float("-inf"), True
         if transfer.pulling is None:
-            del self._transfers[transfer.transfer_id]
+            self._transfers.pop(transfer.transfer_id, None)

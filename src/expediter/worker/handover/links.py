@@ -89,6 +89,9 @@ class Links:
         self._links: dict[tuple[str, int], Link] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
 
+    def __len__(self) -> int:
+        return len(self._links)
+
     async def listen(self, host: str, port: int, ears: Ears) -> int:
         """Take connections; the port they come to."""
         self._ears = ears

@@ -4,20 +4,16 @@ Everything happens on the event loop, between two of its turns; only bytes are c
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from expediter.clock import Clock
 from expediter.request import Request, RequestId, RequestOutput
 from expediter.scheduling.handover import Admission
 from expediter.scheduling.output import SchedulerOutput
-from expediter.transfer.lease import HEARTBEATS, LEASE_SECONDS, LeaseTable
-from expediter.transfer.messages import EngineId, FromSource, FromTarget
+from expediter.transfer.lease import HEARTBEATS, LeaseTable
+from expediter.transfer.messages import FromSource, FromTarget
 from expediter.transfer.peer import PeerConnection
-from expediter.transfer.source import EXPECT_SECONDS, HandoverSource
+from expediter.transfer.source import HandoverSource
 from expediter.transfer.target import HandoverTarget
 from expediter.worker.handover.contract import HandingWorker
 from expediter.worker.handover.legs import Leg, PrefillLeg
@@ -26,30 +22,13 @@ from expediter.worker.handover.pools import Pools
 from expediter.worker.handover.receiving import Receiver
 from expediter.worker.handover.sending import Address, Sender
 from expediter.worker.handover.stats import TransferStats
-
-logger = logging.getLogger(__name__)
+from expediter.worker.handover.terms import LayerListener, Terms, WatchLayers
 
 TICKS = 4  # in the time between two heartbeats
 
-LayerListener = Callable[[int], None]
-WatchLayers = Callable[[LayerListener | None], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Where to listen, what to tell others, and how long to hold and to wait."""
-
-    engine_id: EngineId
-    host: str
-    port: int = 0
-    advertised_host: str | None = None
-    lease_seconds: float = LEASE_SECONDS
-    patience_seconds: float = EXPECT_SECONDS
-    role: str = "both"
-
 
 class LiveHandover:
-    """See `Handover`. Make it with `open_handover`."""
+    """See `Handover`. `open_handover` makes it."""
 
     def __init__(
         self,
@@ -78,6 +57,16 @@ class LiveHandover:
     def num_outgoing(self) -> int:
         """Transfers to other workers that have not ended, asked for or begun."""
         return len(self._source)
+
+    @property
+    def num_incoming(self) -> int:
+        """Transfers from other workers that have not ended, begun or not."""
+        return len(self._receiver)
+
+    @property
+    def num_links(self) -> int:
+        """Other workers whose KV can be read now."""
+        return len(self._links)
 
     @property
     def num_leased_blocks(self) -> int:
@@ -261,40 +250,3 @@ class LiveHandover:
             self._source.tick()
             self._target.tick()
             self._flush()
-
-
-@asynccontextmanager
-async def open_handover(
-    terms: Terms,
-    *,
-    pools: Pools,
-    clock: Clock,
-    wall_clock: Clock,
-    watch_layers: WatchLayers | None = None,
-) -> AsyncIterator[LiveHandover]:
-    """A hand-over that listens once it is bound and started; it ends with the block."""
-    running: set[asyncio.Task[object]] = set()
-    async with asyncio.TaskGroup() as tasks:
-
-        def spawn(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-            task = tasks.create_task(work)
-            running.add(task)
-            task.add_done_callback(running.discard)
-            return task
-
-        handover = LiveHandover(
-            terms,
-            pools=pools,
-            clock=clock,
-            wall_clock=wall_clock,
-            watch_layers=watch_layers,
-            spawn=spawn,
-        )
-        try:
-            yield handover
-        finally:
-            await handover.close()
-            while running:  # one that ends may begin another
-                for task in list(running):
-                    task.cancel()
-                await asyncio.wait(running)
