@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expediter.config import GatewayConfig
-from expediter.gateway.request import BadRequest, HttpRequest, RequestReader
+from expediter.gateway.request import BadRequest, HttpRequest
+from expediter.gateway.request_reader import RequestReader
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
 

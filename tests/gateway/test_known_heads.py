@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_hostile_clients import HEAD, SMUGGLING, Transcript, cut, mutate, pieces
 
-from expediter.gateway.request import BadRequest, KnownHeads, RequestReader
+from expediter.gateway.request import BadRequest, KnownHeads
+from expediter.gateway.request_reader import RequestReader
 
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
 

@@ -17,7 +17,8 @@ from typing import cast
 
 from expediter.config import GatewayConfig
 from expediter.gateway.replies import error_reply, render_reply
-from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads, RequestReader
+from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads
+from expediter.gateway.request_reader import RequestReader
 from expediter.gateway.upstream import set_no_delay
 
 logger = logging.getLogger(__name__)
