@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from expediter.errors import ExpediterError
 
 Lane = Literal["quick", "slow"]
+NICENESS: Mapping[Lane, int] = {"quick": 0, "slow": 10}
 NUM_KEPT = 200
 """Answers that are kept: a page that goes back asks the same again."""
 
@@ -71,13 +72,17 @@ class Pool:
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = ProcessPoolExecutor(
-                1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+                1,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_begin,
+                initargs=(NICENESS[name],),
             )
         return lane
 
 
-def _begin() -> None:
+def _begin(niceness: int) -> None:
     """In the new process: leave Ctrl-C to the server, and leave when the server is gone."""
+    os.nice(niceness)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
