@@ -5,7 +5,7 @@ costs, and none costs nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -78,12 +78,13 @@ class Events:
         if self.num_listeners >= MAX_LISTENERS:
             raise HTTPException(503, f"{MAX_LISTENERS} pages are listening, which is the most")
         return StreamingResponse(
-            self._stream(request.app.state.closing),
+            self.stream(request.app.state.closing),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
 
-    async def _stream(self, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    async def stream(self, closing: asyncio.Event) -> AsyncGenerator[bytes, None]:
+        """The events themselves, until `closing` is set."""
         self.num_listeners += 1
         try:
             while not closing.is_set():

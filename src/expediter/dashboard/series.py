@@ -44,13 +44,13 @@ def percentile(values: Sequence[float], percent: int) -> Number:
 
 def predicted_hit_rate(answers: Sequence[Answer]) -> Number:
     """The share of prompt tokens thought to be cached, of those answers that told what was."""
-    told = [(tokens, matched) for *_, tokens, cached, matched in answers if cached is not None]
+    told = [(tokens, matched) for *_, cached, matched, tokens in answers if cached is not None]
     return _share(told)
 
 
 def actual_hit_rate(answers: Sequence[Answer]) -> Number:
     """The share of prompt tokens that were cached."""
-    return _share([(tokens, cached) for *_, tokens, cached, _ in answers if cached is not None])
+    return _share([(tokens, cached) for *_, tokens, cached, _, _ in answers if cached is not None])
 
 
 def _share(counts: Sequence[tuple[int, int]]) -> Number:

@@ -14,9 +14,9 @@ from expediter.routing.prompt import BlockKey, named_prompt
 
 ACTIVITY_SECONDS = 300.0
 
-Answer = tuple[float, float, float | None, int, int | None, int]
-"""How long ago it was placed, its TTFT and its TPOT in seconds; its prompt's tokens, how many of
-them were cached and how many were thought to be."""
+Answer = tuple[float, float, float | None, int, int | None, int, int]
+"""How long ago it was placed, its TTFT and its TPOT in seconds; its prompt's tokens and how many of
+them were cached, as its worker counts; how many of how many were thought to be, as counted here."""
 
 
 def answers_of(recent: Iterable[Decision], *, now: float) -> list[Answer]:
@@ -38,6 +38,7 @@ def _answer(decision: Decision, ttft: float, *, now: float) -> Answer:
         decision.prompt_tokens or decision.num_tokens,
         decision.cached_tokens,
         decision.matched_tokens,
+        decision.num_tokens,
     )
 
 

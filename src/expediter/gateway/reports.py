@@ -163,6 +163,7 @@ class Reports:
             "worker": decision.worker_id,
             "reason": decision.reason,
             "num_tokens": decision.num_tokens,
+            "prompt_tokens": decision.prompt_tokens,
             "matched_tokens": decision.matched_tokens,
             "cached_tokens": decision.cached_tokens,
             "output_tokens": decision.output_tokens,

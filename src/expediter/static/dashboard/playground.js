@@ -33,6 +33,7 @@ place("message").addEventListener("keydown", (event) => {
   place("ask").requestSubmit();
 });
 place("message").addEventListener("input", grow);
+place("settings-place").open = !matchMedia("(max-width: 860px)").matches;
 loadModels();
 
 function keyHeader() {
@@ -42,11 +43,16 @@ function keyHeader() {
 
 async function loadModels() {
   const response = await ask("/playground/models", { headers: keyHeader() });
-  if (response.status === 401) place("key-place").hidden = false;
+  if (response.status === 401) askForKey();
   if (!response.ok) return problem(await reason(response));
   const { data } = await response.json();
   place("model").replaceChildren(...data.map(({ id }) => element("option", { value: id, text: id })));
   problem(data.length ? null : "No worker is ready yet, so no model is known.");
+}
+
+function askForKey() {
+  place("key-place").hidden = false;
+  place("settings-place").open = true;
 }
 
 function begin() {
@@ -94,7 +100,7 @@ async function listen(answer, theirs) {
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
   };
   const response = await ask("/playground/chat", { method: "POST", body: JSON.stringify(body), headers: keyHeader(), signal: running.signal });
-  if (response.status === 401) place("key-place").hidden = false;
+  if (response.status === 401) askForKey();
   if (!response.ok) throw new Error(await reason(response));
   answer.headers = response.headers;
   for await (const data of events(response.body)) {

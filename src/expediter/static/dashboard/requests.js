@@ -79,12 +79,14 @@ function updateRow(row, decision) {
     worker.append(workerChip(decision.worker));
     why.append(element("span", { class: "pill", text: decision.reason, title: meaning(decision.reason) }));
   }
-  setText(prompt, count(decision.num_tokens));
+  setText(prompt, count(decision.prompt_tokens ?? decision.num_tokens));
   const [bar, number] = cached.firstElementChild.children;
-  const tokens = decision.cached_tokens ?? decision.matched_tokens;
+  const isTold = decision.cached_tokens !== null;
+  const tokens = isTold ? decision.cached_tokens : decision.matched_tokens;
+  const ofTokens = isTold ? decision.prompt_tokens ?? decision.num_tokens : decision.num_tokens;
   bar.firstElementChild.className = `bar ${tone(decision.worker)}`;
-  setBar(bar, decision.num_tokens ? tokens / decision.num_tokens : 0);
-  setText(number, decision.cached_tokens === null ? `${count(tokens)}?` : count(tokens));
+  setBar(bar, ofTokens ? tokens / ofTokens : 0);
+  setText(number, isTold ? count(tokens) : `${count(tokens)}?`);
   setText(ttft, decision.ttft_seconds === null ? "" : seconds(decision.ttft_seconds));
   setText(output, decision.output_tokens === null ? "" : count(decision.output_tokens));
   const [text, look] = stateOf(decision);
@@ -104,7 +106,7 @@ function facts(decision) {
     ["Name", decision.request_id],
     ["Worker", decision.prefill_worker ? `${decision.prefill_worker} read the prompt, ${decision.worker} answered` : decision.worker],
     ["Why", [decision.reason, meaning(decision.reason)].filter(Boolean).join(": ")],
-    ["Prompt", `${count(decision.num_tokens)} tokens; cached: ${told}, predicted: ${count(decision.matched_tokens)}`],
+    ["Prompt", `${count(decision.prompt_tokens ?? decision.num_tokens)} tokens; cached: ${told}; predicted: ${count(decision.matched_tokens)} of ${count(decision.num_tokens)}`],
     ["Answer", decision.output_tokens === null ? null : `${count(decision.output_tokens)} tokens`],
     ["Try", decision.num_tries > 1 ? `number ${decision.num_tries}: another worker failed before` : null],
     ["One worker instead of two", decision.fallback],

@@ -4,7 +4,7 @@ import { count, element, percent, short } from "/static/lab/dom.js";
 import { order } from "./api.js";
 import { confirm, keyed, place, setBar, setText, tone, track, workerChip } from "./parts.js";
 
-const ROLES = { both: "reads and answers", prefill: "reads prompts", decode: "answers" };
+const ROLES = { both: "", prefill: "reads prompts; ", decode: "answers; " };
 const STATUS = { up: "good", draining: "warn", starting: "", down: "bad" };
 
 export function showWorkers(workers) {
@@ -38,7 +38,7 @@ function update(card, worker, busiest) {
   meter(card, "hits", "Found in its cache", rate === null ? "–" : percent(rate), rate ?? 0);
   const [facts, button] = card.lastElementChild.children;
   const failures = worker.total_failures ? `, ${count(worker.total_failures)} failed` : "";
-  setText(facts, `${ROLES[worker.role] ?? worker.role}; ${count(worker.total_requests)} served${failures}`);
+  setText(facts, `${ROLES[worker.role] ?? ""}${count(worker.total_requests)} served${failures}`);
   setText(button, worker.is_draining ? "Undrain" : "Drain");
   button.ariaLabel = `${button.textContent} ${worker.worker_id}`;
 }
