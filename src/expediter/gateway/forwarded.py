@@ -19,9 +19,7 @@ _REPLACED_HEADERS = frozenset(
 MAX_CLIENTS = 64
 
 
-def forwarded_lines(
-    request: HttpRequest, connection: ClientConnection, request_id: bytes
-) -> bytes:
+def forwarded_lines(request: HttpRequest, connection: ClientConnection, request_id: bytes) -> bytes:
     """The client's end-to-end headers, and who it is, as lines; those of known heads are kept."""
     known = request.known
     if known is None or request.headers is not known.request.headers:
