@@ -103,6 +103,13 @@ async def test_other_paths_are_served_by_one_worker(path: str) -> None:
         assert (p.received, len(d.received)) == ([], 1)
 
 
+TOLD = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":64,"completion_tokens":2},"kv_transfer":'
+    b'{"source":"engine-p","tokens":63,"bytes":4096,"hidden_bytes":4000,"seconds":0.25,'
+    b'"exposed_seconds":0.01,"first_token":"prefill","failure":null}}\n\n'
+)
+
+
 async def test_our_workers_are_asked_at_the_same_time_and_meet_by_a_name() -> None:
     prefilled = asyncio.Event()
 
@@ -112,11 +119,7 @@ async def test_our_workers_are_asked_at_the_same_time_and_meet_by_a_name() -> No
 
     async def decode(request: Received, writer: asyncio.StreamWriter) -> None:
         await prefilled.wait()
-        await stream(
-            b'data: {"choices":[],"usage":{"prompt_tokens":64,"completion_tokens":2},"kv_transfer":'
-            b'{"source":"engine-p","tokens":63,"bytes":4096,"hidden_bytes":4000,"seconds":0.25,'
-            b'"exposed_seconds":0.01,"first_token":"prefill","failure":null}}\n\n'
-        )(request, writer)
+        await stream()(request, writer)
 
     async with (
         expediter_source(PrefillWorker(prefill, name="p")) as p,
@@ -126,21 +129,25 @@ async def test_our_workers_are_asked_at_the_same_time_and_meet_by_a_name() -> No
         got = await ask(gateway, post(BODY))
         assert got.headers["x-expediter-prefill-worker"] == "p"
         source = fields_of(p.received[0])["kv_transfer_params"]
-        target = fields_of(d.received[0])["kv_transfer_params"]
-        transfer_id = source["transfer_id"]
-        assert source == {
-            "do_remote_decode": True,
-            "do_remote_prefill": False,
-            "transfer_id": transfer_id,
-        }
-        assert target == {
+        name = {"transfer_id": source["transfer_id"]}
+        assert source == {"do_remote_decode": True, "do_remote_prefill": False, **name}
+        assert fields_of(d.received[0])["kv_transfer_params"] == {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "transfer_id": transfer_id,
             "remote_engine_id": "engine-p",
             "remote_host": "127.0.0.1",
             "remote_port": 7001,
+            **name,
         }
+
+
+async def test_what_a_worker_says_of_its_transfer_is_in_the_decision_and_counted() -> None:
+    async with (
+        expediter_source(PrefillWorker(vllm_prefill(None), name="p")) as p,
+        expediter_source(DecodeWorker(stream(TOLD), name="d")) as d,
+        pools(p, d) as gateway,
+    ):
+        await ask(gateway, post(BODY))
         [decision] = gateway.reports.decisions()
         transfer = decision["transfer"]
         assert (transfer["bytes"], transfer["hidden_bytes"]) == (4096, 4000)
