@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_worker import ask, client_of, get, post
 from process_fleet import (
@@ -18,6 +19,7 @@ from process_fleet import (
     eventually,
     fast_worker,
     gateway_process,
+    matched_tokens,
     stream,
     tokens,
     worker_process,
@@ -189,3 +191,29 @@ async def test_bodies_are_not_kept_once_they_are_answered_or_their_client_has_le
                 leaver.send(post(body)[:-MIB])
                 await leaver.writer.drain()
         assert gateway.memory - before < 48 * MIB
+
+
+async def test_a_gateway_out_of_descriptors_refuses_requests_and_blames_no_worker(
+    tmp_path: Path,
+) -> None:
+    """It can open one more, and twelve clients hang; what it knows of the worker stays."""
+    async with (
+        fast_worker() as worker,
+        gateway_process(tmp_path, worker) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        assert (await complete(gateway, "x" * 999)).status == 200
+        clients = [await stack.enter_async_context(client_of(gateway)) for _ in range(12)]
+        for client in clients:  # has been accepted
+            client.send(get("/health"))
+            await client.answer()
+        process = psutil.Process(gateway.process.pid)
+        before = process.rlimit(psutil.RLIMIT_NOFILE)
+        process.rlimit(psutil.RLIMIT_NOFILE, (gateway.num_descriptors + 1, before[1]))
+        for client in clients:
+            client.send(post(b'{"prompt": "x", "fate": "hang"}'))
+        assert (await clients[-1].answer()).status == 503
+        clients[-1].send(get("/ready"))
+        assert (await clients[-1].answer()).status == 200
+        process.rlimit(psutil.RLIMIT_NOFILE, before)
+        assert matched_tokens(await complete(gateway, "x" * 999)) > 0

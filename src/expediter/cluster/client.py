@@ -127,7 +127,8 @@ class WorkerClient(Protocol):
         """Returns at the first byte of the body, or at the head if there is no body.
 
         Raises WorkerRefused if the worker was not reached, WorkerLost or WorkerSilent if it
-        was and did not answer; nothing has been written to the sink then.
+        was and did not answer, WorkerUnavailable if no connection can be made from here; nothing
+        has been written to the sink then.
         """
         ...
 

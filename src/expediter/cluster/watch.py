@@ -27,7 +27,7 @@ from expediter.cluster.member import (
     learn_models,
 )
 from expediter.cluster.subscriber import KVEventSubscriber
-from expediter.errors import ClusterError, WorkerRefused
+from expediter.errors import ClusterError, WorkerRefused, WorkerUnavailable
 from expediter.load import WorkerId
 from expediter.routing.feedback import Learner, WorkerAdded, WorkerRemoved
 from expediter.routing.prefix_index import PrefixIndex
@@ -126,6 +126,8 @@ class Watch:
                 await self._follow_events(member)
                 await self._find_peer(member)
                 self._up(member)
+        except WorkerUnavailable as error:
+            logger.warning("%s cannot be asked: %s", member.worker_id, error)  # it is as it was
         except ClusterError as error:
             self._failed(member, is_certain=isinstance(error, WorkerRefused))
         except zmq.ZMQError as error:

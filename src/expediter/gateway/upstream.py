@@ -1,6 +1,7 @@
 """A worker over HTTP: pooled connections, and the request that goes down one of them."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from typing import cast
@@ -9,10 +10,14 @@ from urllib.parse import urlsplit
 from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink, Usage
 from expediter.cluster.decisions import Decision
 from expediter.config import GatewayConfig, WorkerEndpoint
-from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent
+from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.gateway.exchange import HttpExchange
 
 MAX_IDLE_CONNECTIONS = 1024
+# Descriptors, ports or memory have run out here, which says nothing against the worker:
+_OWN_FAULTS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
 _BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
@@ -121,6 +126,8 @@ class HttpWorker:
         except TimeoutError:
             raise WorkerRefused(f"no connection in {seconds:g} s") from None
         except OSError as error:
+            if error.errno in _OWN_FAULTS:
+                raise WorkerUnavailable(f"no more connections can be made: {error}") from error
             raise WorkerRefused(f"no connection: {error}") from error
         self._all.add(connection)
         return connection
