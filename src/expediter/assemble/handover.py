@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from expediter.config import WorkerConfig
+from expediter.errors import ConfigError, TransferError
 from expediter.tokenizer import Tokenizer
 from expediter.transfer.layout import KVIdentity
 from expediter.transfer.messages import EngineId
-from expediter.transfer.shared_memory import SharedMemoryTransport
 from expediter.transfer.transport import KVTransport
+from expediter.transfer.transports import transports
 from expediter.worker.handover.live import LiveHandover
 from expediter.worker.handover.opening import open_handover
 from expediter.worker.handover.pools import Pools
@@ -27,7 +28,7 @@ async def build_handover(
     config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer
 ) -> AsyncIterator[LiveHandover | None]:
     """Hand-overs of the executor's pool; None if it moves no KV, by its settings or its device."""
-    ways = _transports(executor, tokenizer=tokenizer) if config.transfer.enabled else ()
+    ways = _transports(config, executor, tokenizer=tokenizer) if config.transfer.enabled else ()
     if not ways:
         yield None
         return
@@ -59,15 +60,24 @@ def terms(config: WorkerConfig) -> Terms:
     )
 
 
-def _transports(executor: "TorchExecutor", *, tokenizer: Tokenizer) -> Sequence[KVTransport]:
+def _transports(
+    config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer
+) -> Sequence[KVTransport]:
     if executor.memory is None:  # on a GPU, or where memory cannot be shared
         return ()
-    namespace = executor.namespace
+    namespace, transfer = executor.namespace, config.transfer
     identity = KVIdentity(
         model=namespace.model,
         revision=namespace.revision,
         tokenizer=tokenizer.fingerprint,
         rope=namespace.layout,
     )
-    layout = replace(executor.layout, identity=identity)
-    return (SharedMemoryTransport(executor.memory, layout),)
+    try:
+        return transports(
+            executor.memory,
+            replace(executor.layout, identity=identity),
+            kinds=transfer.transports,
+            host=transfer.advertised_host or config.host,
+        )
+    except TransferError as error:
+        raise ConfigError(f"worker.transfer.transports: {error}") from error

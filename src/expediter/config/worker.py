@@ -42,6 +42,7 @@ class TransferConfig(Section, frozen=True, kw_only=True):
 
     `advertised_host` is how they reach it if that is another name. Blocks are held for
     `lease_seconds`; `patience_seconds` is how long one that asks may be ahead of its request.
+    `transports` are ways to copy, best first; those that do not work here are left out.
     """
 
     enabled: bool = True
@@ -49,7 +50,7 @@ class TransferConfig(Section, frozen=True, kw_only=True):
     advertised_host: str | None = None
     lease_seconds: Seconds = 30.0  # vLLM's `kv_lease_duration`
     patience_seconds: Seconds = 10.0
-    transports: tuple[Literal["shared-memory"], ...] = ("shared-memory",)  # best first
+    transports: tuple[Literal["shared-memory", "nixl", "tcp"], ...] = ("shared-memory", "tcp")
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):

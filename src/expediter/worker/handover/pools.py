@@ -13,6 +13,7 @@ from expediter.transfer.copy_plan import copy_plan, shards_for
 from expediter.transfer.incoming import PullOrder
 from expediter.transfer.layout import KVLayout, check_compatible
 from expediter.transfer.transport import KVHandle, KVPeer, KVTransport
+from expediter.transfer.transports import choose
 
 
 class Copied(NamedTuple):
@@ -90,10 +91,13 @@ class Pools:
         try:
             for number, ways in enumerate(self._pools):
                 for theirs, heads in _shards(ways, handles):
-                    place, handle = _best(ways, handles[theirs])
+                    chosen = choose(ways, handles[theirs])
+                    if chosen is None:
+                        raise TransferError("the other worker's memory cannot be reached from here")
+                    transport, handle = chosen
                     if (number, theirs) not in connected:
-                        connected[number, theirs] = await ways[place].connect(handle)
-                    routes.append(_Route(ways[place], connected[number, theirs], heads))
+                        connected[number, theirs] = await transport.connect(handle)
+                    routes.append(_Route(transport, connected[number, theirs], heads))
         except BaseException:
             for peer in connected.values():
                 peer.close()
@@ -114,11 +118,3 @@ def _shards(
     for layout in layouts:
         check_compatible(layout, ways[0].layout)
     return shards_for(ways[0].layout, layouts)
-
-
-def _best(ways: Sequence[KVTransport], choices: Sequence[KVHandle]) -> tuple[int, KVHandle]:
-    for place, transport in enumerate(ways):
-        for handle in choices:
-            if transport.can_reach(handle):
-                return place, handle
-    raise TransferError("the other worker's memory cannot be reached from here")
