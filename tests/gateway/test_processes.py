@@ -34,7 +34,7 @@ async def all_answer(gateway: Served) -> bool:
     return answer.status_code == 200 and answer.json()["num_answering"] == 2
 
 
-async def test_requests_spread_and_reports_are_sums(tmp_path: Path) -> None:
+async def test_requests_spread_reports_are_sums_and_load_is_shared(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     async with (
         FakeWorker(always(JSON_OK), name="a") as a,
@@ -58,8 +58,10 @@ async def test_requests_spread_and_reports_are_sums(tmp_path: Path) -> None:
         assert len(rows) == NUM_REQUESTS
         times = [json.loads(row)["timestamp"] for row in rows]
         assert times == sorted(times)
-    assert len(lines_of(log)) == NUM_REQUESTS
-    assert len({line["request_id"] for line in lines_of(log)}) == NUM_REQUESTS
+        await gateway.admin.post("/policy", json={"policy": "least-loaded"})
+        await _hold_requests(gateway, a, b)
+        await until(lambda: len(lines_of(log)) == 2 * NUM_REQUESTS)
+    assert len({line["request_id"] for line in lines_of(log)}) == 2 * NUM_REQUESTS
 
 
 async def metric(gateway: Served, name: str) -> dict[str, float]:
@@ -74,33 +76,30 @@ async def metric(gateway: Served, name: str) -> dict[str, float]:
     return found
 
 
-async def test_a_process_sees_what_the_other_has_in_flight(tmp_path: Path) -> None:
-    """With least-loaded, held requests are evenly spread though each process sees only some."""
+async def _hold_requests(gateway: Served, a: FakeWorker, b: FakeWorker) -> None:
+    """Held requests are evenly spread, though each process has only some of them."""
     release = asyncio.Event()
 
     async def held(_: Received, writer: asyncio.StreamWriter) -> None:
         await release.wait()
         writer.write(JSON_OK)
 
-    async with (
-        FakeWorker(held, name="a") as a,
-        FakeWorker(held, name="b") as b,
-        served(tmp_path, two(a, b, routing={"policy": "least-loaded"}), num_workers=2) as gateway,
-    ):
-        await eventually(lambda: all_answer(gateway))
-        waiting = []
-        for number in range(NUM_REQUESTS):
-            waiting.append(asyncio.create_task(gateway.ask(prompt=str(number))))
-            await until(lambda: len(a.received) + len(b.received) == len(waiting))
-            assert abs(len(a.received) - len(b.received)) <= 1
-            await asyncio.sleep(0.005)  # longer than what the others have may go unread
-        in_flight = await metric(gateway, "expediter_requests_in_flight")
-        assert sum(in_flight.values()) == NUM_REQUESTS
-        assert min(in_flight.values()) > 0
-        release.set()
-        assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
-        stats = await gateway.stats()
-        assert stats["requests"]["in_flight"] == 0
+    a.script = b.script = held
+    a.received.clear()
+    b.received.clear()
+    waiting = []
+    for number in range(NUM_REQUESTS):
+        waiting.append(asyncio.create_task(gateway.ask(prompt=str(number))))
+        await until(lambda: len(a.received) + len(b.received) == len(waiting))
+        assert abs(len(a.received) - len(b.received)) <= 1
+        await asyncio.sleep(0.005)  # longer than what the others have may go unread
+    in_flight = await metric(gateway, "expediter_requests_in_flight")
+    assert sum(in_flight.values()) == NUM_REQUESTS
+    assert min(in_flight.values()) > 0
+    release.set()
+    assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+    stats = await gateway.stats()
+    assert stats["requests"]["in_flight"] == 0
 
 
 async def test_a_killed_process_comes_back_with_the_orders_that_hold(tmp_path: Path) -> None:
@@ -154,7 +153,7 @@ async def _has_orders(gateway: Served) -> bool:
     )
 
 
-async def test_a_process_that_dies_again_and_again_is_waited_for_longer_and_longer(
+async def test_who_dies_again_is_waited_for_longer_and_all_leave_with_a_killed_parent(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -175,15 +174,18 @@ async def test_a_process_that_dies_again_and_again_is_waited_for_longer_and_long
         os.kill(again, signal.SIGKILL)
         await until(lambda: len(_pauses(gateway)) == 2)
         assert _pauses(gateway) == ["0.5", "1"]
+        pids = children(gateway.process.pid)
+        gateway.process.kill()
+        await until(lambda: not any(map(is_alive, pids)))
 
 
 def _pauses(gateway: Served) -> list[str]:
     return re.findall(r"starting it again in (\S+) s", gateway.log)
 
 
-async def test_reload_and_reopen_reach_every_process(tmp_path: Path) -> None:
+async def test_signals_reach_every_process_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
-    settings = {"access-log": {"path": str(log)}}
+    settings = {"access-log": {"path": str(log)}, "shutdown-seconds": 30}
     async with (
         FakeWorker(always(JSON_OK), name="a") as a,
         FakeWorker(always(JSON_OK), name="b") as b,
@@ -201,44 +203,32 @@ async def test_reload_and_reopen_reach_every_process(tmp_path: Path) -> None:
         (tmp_path / "gateway.toml").write_text("[gateway", "utf-8")
         await gateway.reload()
         assert await _only(gateway, "b")
+        await _stop_with_a_request_under_way(gateway, b)
 
 
-async def _only(gateway: Served, worker_id: str) -> bool:
-    workers = (await gateway.admin.get("/workers")).json()
-    return [(each["worker_id"], each["status"]) for each in workers] == [(worker_id, "up")]
-
-
-async def test_a_graceful_stop_finishes_requests_and_leaves_nothing(tmp_path: Path) -> None:
+async def _stop_with_a_request_under_way(gateway: Served, worker: FakeWorker) -> None:
+    """It is finished, and every process has left."""
     release = asyncio.Event()
 
     async def held(_: Received, writer: asyncio.StreamWriter) -> None:
         await release.wait()
         writer.write(JSON_OK)
 
-    async with FakeWorker(held, name="a") as a:
-        settings = two(a, **{"shutdown-seconds": 30})
-        async with served(tmp_path, settings, num_workers=1) as gateway:
-            await eventually(lambda: all_answer(gateway))
-            pids = children(gateway.process.pid)
-            waiting = asyncio.create_task(gateway.ask(prompt="x"))
-            await until(lambda: len(a.received) == 1)
-            gateway.process.send_signal(signal.SIGTERM)
-            release.set()
-            assert (await waiting).status_code == 200
-            assert await asyncio.to_thread(gateway.process.wait, 60) == 0
-        assert len(pids) == 2
-        assert not any(map(is_alive, pids))
+    worker.script, num_received = held, len(worker.received)
+    pids = children(gateway.process.pid)
+    waiting = asyncio.create_task(gateway.ask(prompt="x"))
+    await until(lambda: len(worker.received) > num_received)
+    gateway.process.send_signal(signal.SIGTERM)
+    release.set()
+    assert (await waiting).status_code == 200
+    assert await asyncio.to_thread(gateway.process.wait, 60) == 0
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
 
 
-async def test_processes_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
-    async with (
-        FakeWorker(always(JSON_OK), name="a") as a,
-        served(tmp_path, two(a), num_workers=1) as gateway,
-    ):
-        await eventually(lambda: all_answer(gateway))
-        pids = children(gateway.process.pid)
-        gateway.process.kill()
-        await until(lambda: not any(map(is_alive, pids)))
+async def _only(gateway: Served, worker_id: str) -> bool:
+    workers = (await gateway.admin.get("/workers")).json()
+    return [(each["worker_id"], each["status"]) for each in workers] == [(worker_id, "up")]
 
 
 async def test_processes_that_cannot_start_end_the_parent_with_an_error(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ async def test_workers_and_policy_are_as_the_file_says_now(tmp_path: Path) -> No
         assert (await gateway.stats())["policy"] == "least-loaded"
 
 
-async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+async def test_a_bad_file_changes_nothing_and_one_that_needs_a_restart_the_rest(
+    tmp_path: Path,
+) -> None:
     async with (
         FakeWorker(always(JSON_OK), name="a") as a,
         FakeWorker(always(JSON_OK), name="b") as b,
@@ -84,24 +86,22 @@ async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> Non
         assert [each for each, line in zip(said, refused, strict=True) if each not in line] == []
         assert (await gateway.admin.get("/config")).json() == before
         assert await placed(gateway) == {"a": 4}
+        await _reload_what_needs_a_restart(gateway, a)
 
 
-async def test_what_needs_a_restart_is_named_and_the_rest_is_taken_over(tmp_path: Path) -> None:
-    async with (
-        FakeWorker(always(JSON_OK), name="a") as a,
-        served(tmp_path, settings_for(a), num_workers=1) as gateway,
-    ):
-        routing = {"policy": "random", "block-size": 32}
-        more = {"processes": 2, "max-body-bytes": 1000, "routing": routing, "idle-seconds": 7}
-        await gateway.reload(settings_for(a, **more))
-        [named] = re.findall("these need a restart to change: (.*)", gateway.log)
-        assert set(named.split(", ")) == {"processes", "max-body-bytes", "routing.block-size"}
-        config = (await gateway.admin.get("/config")).json()
-        assert config["routing"]["policy"] == "random"
-        assert config["routing"]["block-size"] == 16
-        assert (config["idle-seconds"], config["processes"]) == (7, 1)
-        await gateway.reload()
-        assert len(re.findall("need a restart", gateway.log)) == 2, "as long as it is so"
+async def _reload_what_needs_a_restart(gateway: Served, worker: FakeWorker) -> None:
+    """It is named, and the rest is taken over."""
+    routing = {"policy": "random", "block-size": 32}
+    more = {"processes": 2, "max-body-bytes": 1000, "routing": routing, "idle-seconds": 7}
+    await gateway.reload(settings_for(worker, **more))
+    [named] = re.findall("these need a restart to change: (.*)", gateway.log)
+    assert set(named.split(", ")) == {"processes", "max-body-bytes", "routing.block-size"}
+    config = (await gateway.admin.get("/config")).json()
+    assert config["routing"]["policy"] == "random"
+    assert config["routing"]["block-size"] == 16
+    assert (config["idle-seconds"], config["processes"]) == (7, 1)
+    await gateway.reload()
+    assert len(re.findall("need a restart", gateway.log)) == 2, "as long as it is so"
 
 
 async def test_what_was_changed_by_hand_stays_until_the_file_says_something_new(

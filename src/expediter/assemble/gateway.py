@@ -118,9 +118,9 @@ class _Serving:
         except ConfigError as error:
             logger.error("the settings stay as they were: %s", error)
             return
-        logger.info("the settings were read again")
         if kept:
             logger.warning("these need a restart to change: %s", ", ".join(kept))
+        logger.info("the settings were read again")
 
 
 async def _until(stop: asyncio.Event, gateway: Gateway) -> None:
