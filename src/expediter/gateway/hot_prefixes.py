@@ -86,7 +86,7 @@ class HotPrefixes:
 def _hottest(root: _Node) -> list[HotPrefix]:
     """The nodes where prompts part; a parent has as many requests as its children, or more."""
     found: list[HotPrefix] = []
-    todo = [(node, None) for node in _shared(root)]
+    todo: list[tuple[_Node, BlockKey | None]] = [(node, None) for node in _shared(root)]
     while todo and len(found) < MAX_PREFIXES:
         todo.sort(key=lambda each: (each[0].num_requests, each[0].last_used_at))
         node, parent = todo.pop()
