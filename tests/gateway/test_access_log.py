@@ -123,6 +123,29 @@ async def test_a_client_that_left_before_an_answer_is_499(path: Path) -> None:
         await until(lambda: worker.num_hung_up == 1)
     [line] = lines_of(path)
     assert (line["status"], line["worker"], line["ttft_seconds"]) == (499, "w", None)
+    assert line["error"] == "aborted"
+
+
+async def test_a_client_that_left_within_a_stream_has_its_status_and_what_it_got(
+    path: Path,
+) -> None:
+    piece = chunk(b"data: 1\n\n")
+
+    async def endless(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD)
+        while True:
+            writer.write(piece)
+            await asyncio.sleep(0.005)
+
+    async with FakeWorker(endless) as worker, operated(worker, access_log=logged(path)) as (g, _):
+        async with client_of(g) as client:
+            client.send(post(body_of()))
+            await client.reader.readuntil(piece * 2)
+        await until(lambda: worker.num_hung_up == 1)
+    [line] = lines_of(path)
+    assert (line["status"], line["error"]) == (200, "aborted")
+    assert line["bytes"] >= len(piece * 2)
+    assert line["ttft_seconds"] is not None
 
 
 async def test_tenants_are_named_and_their_keys_are_not(path: Path) -> None:

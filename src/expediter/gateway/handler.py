@@ -1,5 +1,6 @@
 """What happens to one request: answered here, or read for routing and sent to a worker."""
 
+import asyncio
 import logging
 import uuid
 from dataclasses import replace
@@ -27,7 +28,7 @@ from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
 from expediter.gateway.session import session_of
 from expediter.gateway.sink import ClientSink
-from expediter.gateway.story import Story
+from expediter.gateway.story import ABORTED, Story
 from expediter.gateway.talkative import TalkativeSink, take_down
 from expediter.gateway.tenants import Tenancy, refusal_reply
 from expediter.gateway.transfer import require_no_transfer
@@ -109,6 +110,9 @@ class RequestHandler:
             story.status, story.error = error.status, error.kind
             self._observations.refusals[error.kind] += 1
             _write(_named(refusal_reply(error), story), request, connection)
+        except asyncio.CancelledError:
+            story.error = ABORTED
+            raise
         finally:
             story.ended_at = self._clock()
             self._observations.add(story)

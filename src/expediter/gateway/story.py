@@ -9,6 +9,9 @@ from expediter.routing.view import RoutedRequest
 CLIENT_GONE = 499
 """The status of a request whose client left before there was one, as nginx counts it."""
 
+ABORTED = "aborted"
+"""The error of a request whose client left, or whose gateway stopped, before its answer's end."""
+
 
 class Story(msgspec.Struct, eq=False, kw_only=True):
     """Times are seconds of the gateway's clock; `sent_at` is when it was ready to be placed."""
