@@ -158,7 +158,7 @@ async def test_who_dies_again_is_waited_for_longer_and_all_leave_with_a_killed_p
 ) -> None:
     async with (
         FakeWorker(always(JSON_OK), name="a") as a,
-        served(tmp_path, two(a), num_workers=1) as gateway,
+        served(tmp_path, two(a, **{"access-log": {"path": "-"}}), num_workers=1) as gateway,
     ):
         await eventually(lambda: all_answer(gateway))
         first, other = children(gateway.process.pid)
@@ -169,6 +169,7 @@ async def test_who_dies_again_is_waited_for_longer_and_all_leave_with_a_killed_p
         order = (await gateway.admin.post("/policy", json={"policy": "random"})).json()
         assert order["pending_processes"] == [0] or order["pending_processes"] == [1]
         assert [(await gateway.ask(prompt="x")).status_code for _ in range(4)] == [200] * 4
+        await until(lambda: len(lines_of(tmp_path / "out")) == 4)
         await until(lambda: len(children(gateway.process.pid)) == 2)
         again = max(set(children(gateway.process.pid)) - {other})
         os.kill(again, signal.SIGKILL)
