@@ -5,6 +5,7 @@ Start `expediter lab`, then: python benchmarks/lab_redraw.py http://127.0.0.1:80
 
 import statistics
 import sys
+import time
 
 from playwright.sync_api import sync_playwright
 
@@ -33,7 +34,9 @@ def main() -> None:
         page = browser.new_page()
         taken = []
         for slider in SLIDERS:
-            page.goto(f"{sys.argv[1]}/lab?replicas=16&skew=1.5&seed=9&conversations=1000")
+            # Another seed each time: what was answered before is not computed again.
+            seed = int(time.time()) % 1_000_000
+            page.goto(f"{sys.argv[1]}/lab?replicas=16&skew=1.5&conversations=1000&seed={seed}")
             page.locator("[data-row=cache-aware]").wait_for()
             for _ in range(MOVES):
                 taken.append(page.evaluate(MOVE, slider))

@@ -51,25 +51,22 @@ def fixed_routes(setting: Setting, traffic: Traffic) -> Mapping[str, list[int]]:
 class Entries:
     """One replica's cache. Conversations are named from 0 on, system prompts from -1 down."""
 
-    __slots__ = ("_capacity", "_lengths", "_num_tokens")
+    __slots__ = ("_capacity", "_num_tokens", "lengths")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._lengths: OrderedDict[int, int] = OrderedDict()
+        self.lengths: OrderedDict[int, int] = OrderedDict()
         self._num_tokens = 0
-
-    def __contains__(self, name: int) -> bool:
-        return name in self._lengths
 
     def matched(self, who: int, system: int, history: int) -> int:
         """Tokens of a prompt that are here."""
-        if system not in self._lengths:
+        if system not in self.lengths:
             return 0
-        return SYSTEM_TOKENS + min(self._lengths.get(who, 0), history)
+        return SYSTEM_TOKENS + min(self.lengths.get(who, 0), history)
 
     def visit(self, who: int, system: int, history: int, gone: list[int]) -> int:
         """Serve a turn and keep it: what had matched; `gone` gets the names that had to go."""
-        lengths, matched = self._lengths, 0
+        lengths, matched = self.lengths, 0
         before, after = lengths.get(who, 0), history + TURN_TOKENS
         num_tokens = self._num_tokens + after - before
         lengths[who] = after
@@ -106,18 +103,20 @@ def guarded(setting: Setting, traffic: Traffic, *, guard: float) -> tuple[list[i
     """Routes and computed tokens of the longest match under a load guard."""
     num, systems = setting.num_replicas, setting.num_systems
     replicas = [Entries(setting.capacity) for _ in range(num)]
+    caches = [replica.lengths for replica in replicas]
     holders: list[set[int]] = [set() for _ in range(setting.num_conversations)]
     loads, total = [0] * num, 0
     recent: deque[tuple[int, int]] = deque()
     routes, missed = [], []
     for who, history in zip(traffic.conversations, traffic.histories, strict=True):
         system, limit, held = -1 - who % systems, guard * total / num, holders[who]
-        free = [i for i in held if loads[i] <= limit and system in replicas[i]]
+        free = [i for i in held if loads[i] <= limit and system in caches[i]]
         if not free:
-            # Nobody who may take it holds the history; a system prompt is all that can match.
-            eligible = [i for i in range(num) if loads[i] <= limit]
-            free = [i for i in eligible if system in replicas[i]] or eligible
-            chosen = min(free, key=loads.__getitem__)
+            # Nobody who may take it holds the history: a system prompt is all that can match.
+            chosen = loads.index(min(loads))
+            if system not in caches[chosen]:
+                others = [i for i in range(num) if loads[i] <= limit and system in caches[i]]
+                chosen = min(others, key=loads.__getitem__, default=chosen)
         elif len(free) == 1:
             chosen = free[0]
         else:
