@@ -121,7 +121,7 @@ async def test_a_decode_worker_that_cannot_fetch_computes_the_prompt_itself() ->
         got = await ask(gateway, post(BODY))
         assert (got.status, got.body) == (200, STREAMED)
         assert [b"kv_transfer_params" in r.body for r in d.received] == [True, False]
-        assert got.headers["x-expediter-fallback"] == "transfer_failed"
+        assert got.headers["x-expediter-fallback"] == "fetch-failed"
 
 
 async def test_blocks_whose_lease_is_over_are_not_used() -> None:
@@ -134,7 +134,20 @@ async def test_blocks_whose_lease_is_over_are_not_used() -> None:
     async with pair(vllm_prefill(), decode, disaggregation=short) as (_, d, gateway):
         got = await ask(gateway, post(BODY))
         assert (got.status, got.body) == (200, STREAMED)
+        assert got.headers["x-expediter-fallback"] == "lease-over"
         await until(lambda: d.num_hung_up == 1)
+
+
+async def test_an_answer_in_one_piece_may_take_longer_than_a_lease() -> None:
+    async def decode(_: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)
+        writer.write(answer({"choices": []}))
+
+    short = DisaggregationConfig(split="always", min_uncached_tokens=0, lease_seconds=0.05)
+    async with pair(vllm_prefill(), decode, disaggregation=short) as (_, d, gateway):
+        got = await ask(gateway, post(json.dumps({"prompt": "a b c d"}).encode()))
+        assert (got.status, len(d.received)) == (200, 1)
+        assert "x-expediter-fallback" not in got.headers
 
 
 async def test_a_decode_worker_that_dies_before_its_answer_is_replaced_by_another() -> None:

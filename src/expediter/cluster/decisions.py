@@ -8,6 +8,10 @@ import msgspec
 
 from expediter.load import WorkerId
 
+FETCH_FAILED = "fetch-failed"
+LEASE_OVER = "lease-over"
+"""Two reasons why a decode worker computed a prompt that another had computed for it."""
+
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of the KV it fetched; None where it does not say.
@@ -146,7 +150,7 @@ class DecisionLog:
         """Its worker fetched KV, or tried to."""
         decision.transfer = report
         if report.failure is not None:
-            self.fell_back(decision, "transfer-failed")
+            self.fell_back(decision, FETCH_FAILED)
         self.transfers.add(report)
 
     def answered(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from expediter.clock import Clock
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
-from expediter.cluster.decisions import Decision, DecisionLog
+from expediter.cluster.decisions import FETCH_FAILED, LEASE_OVER, Decision, DecisionLog
 from expediter.cluster.handed import Handed, PrefillRefused
 from expediter.cluster.handover import Splitting
 from expediter.cluster.leg import Legs
@@ -25,7 +25,13 @@ from expediter.cluster.predictions import Predictions
 from expediter.cluster.retry_budget import RetryBudget
 from expediter.cluster.traffic import TrafficLog
 from expediter.config import RoutingConfig
-from expediter.errors import TransferError, WorkerLost, WorkerSilent, WorkerUnavailable
+from expediter.errors import (
+    LeaseExpired,
+    TransferError,
+    WorkerLost,
+    WorkerSilent,
+    WorkerUnavailable,
+)
 from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
 from expediter.routing.outstanding import OutstandingWork
 from expediter.routing.policy import RoutingPolicy
@@ -159,8 +165,8 @@ class Dispatcher:
                 try:
                     await self._serve(request, decision, handed, sink)
                 except TransferError as error:
-                    self.log.fell_back(decision, error.kind)
-                    decision.status = None
+                    is_over = isinstance(error, LeaseExpired)
+                    self.log.fell_back(decision, LEASE_OVER if is_over else FETCH_FAILED)
                     await self._serve(request, decision, Handed(pair.forwarded), sink)
         except PrefillRefused as refused:
             sink.placed(decision)

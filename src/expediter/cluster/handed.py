@@ -30,9 +30,13 @@ class Handed:
 
 
 class Fetching(Handed):
-    """One that names blocks of another worker, which are there for `seconds` and no longer."""
+    """One that names blocks of another worker, which are kept for it only for some time.
 
-    def __init__(self, forwarded: ForwardedRequest, *, seconds: float) -> None:
+    Its answer must begin within `seconds`. None is for answers that come in one piece: when they
+    begin tells nothing.
+    """
+
+    def __init__(self, forwarded: ForwardedRequest, *, seconds: float | None) -> None:
         super().__init__(forwarded)
         self._seconds = seconds
 
@@ -46,7 +50,7 @@ class Fetching(Handed):
             async with asyncio.timeout(self._seconds):
                 status = await leg.send(self.forwarded, guard)
         except TimeoutError:
-            raise LeaseExpired(f"not fetched within {self._seconds:g} s") from None
+            raise LeaseExpired(f"no answer within {self._seconds} s") from None
         if guard.is_shut:
             await leg.ended()
             raise TransferError(f"the worker that was to fetch answered {status}")

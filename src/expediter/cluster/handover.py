@@ -59,6 +59,10 @@ class LegBodies(Protocol):
         """Whether it has one prompt: a prefill worker's answer names the KV of one only."""
         ...
 
+    def is_streamed(self, request: ForwardedRequest) -> bool:
+        """Whether the first byte of the answer comes with its first token."""
+        ...
+
     def prefill_leg(
         self, request: ForwardedRequest, params: bytes, *, is_first_token: bool
     ) -> ForwardedRequest:

@@ -7,9 +7,9 @@
 
 When the prefill worker fails, a vLLM decode worker gets the request as it came, and our own
 computes the prompt by itself. A prefill worker that says the request is wrong (4xx) has the last
-word. A decode worker that cannot fetch in time, or answers 5xx before anything went out, gets the
-request once more without the other's KV. KV that nobody fetches stays with vLLM's prefill worker
-until its lease is over: that is what happens when a client leaves between the two.
+word. A decode worker that answers 5xx, or whose stream has not begun when the blocks are no longer
+kept, gets the request once more without the other's KV. What nobody fetches stays with vLLM's
+prefill worker until its lease is over: that is what happens when a client leaves between the two.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from expediter.cluster.membership import Member
 from expediter.errors import WorkerLost, WorkerSilent
 from expediter.routing.view import RoutedRequest
 
-DRAIN_SECONDS = 1.0  # for a prefill worker's answer, once the decode worker's is complete
+DRAIN_SECONDS = 0.1  # for a prefill worker's answer, once the decode worker's is complete
 _ASK_VLLM = msgspec.json.encode(
     {
         "do_remote_decode": True,
@@ -99,7 +99,8 @@ class Pairs:
             self._log.fell_back(pair.decision, "nothing-to-fetch")
             return Handed(pair.forwarded)
         decode = self._bodies.decode_leg(pair.forwarded, params)
-        return Fetching(decode, seconds=self._lease_seconds)
+        is_streamed = self._bodies.is_streamed(pair.forwarded)
+        return Fetching(decode, seconds=self._lease_seconds if is_streamed else None)
 
     async def _beside(self, pair: Pair, forwarded: ForwardedRequest) -> None:
         """The prefill worker while the decode worker waits."""

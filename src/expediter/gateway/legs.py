@@ -67,6 +67,11 @@ class Legs:
         count = _count(request)
         return count is not None and not count.is_batch and not count.use_beam_search
 
+    def is_streamed(self, request: ForwardedRequest) -> bool:
+        """See LegBodies."""
+        count = _count(request)
+        return count is not None and count.stream is True
+
     def prefill_leg(
         self, request: ForwardedRequest, params: bytes, *, is_first_token: bool
     ) -> ForwardedRequest:
