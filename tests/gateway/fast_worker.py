@@ -3,6 +3,7 @@
 Its first line is its port. What a body says, besides a prompt:
 
     "stream": true       twenty events, one a pass of the event loop
+    "fate": "late"       the usual answer, after two seconds
     "fate": "flood"      a stream of 48 MiB
     "fate": "refuse"     400
     "fate": "limit"      429
@@ -26,6 +27,7 @@ USAGE = (
     b'"prompt_tokens_details":{"cached_tokens":%d}}}'
 )
 NUM_EVENTS = 20
+LATE_SECONDS = 2.0
 PIECE = EVENT * 500
 FLOOD_BYTES = 48 * 2**20
 ERRORS = {b'"refuse"': 400, b'"limit"': 429}
@@ -92,7 +94,9 @@ class Connection(asyncio.Protocol):
         for name, status in ERRORS.items():
             if fate.startswith(name):
                 self.transport.write(whole(b'{"error":{"message":"no"}}', status))
-        if fate.startswith(b'"flood"'):
+        if fate.startswith(b'"late"'):
+            self._loop.call_later(LATE_SECONDS, self.transport.write, whole(USAGE % 0))
+        elif fate.startswith(b'"flood"'):
             self._begin_stream(lambda: self._flood(FLOOD_BYTES // len(PIECE)))
         elif fate.startswith(b'"break"'):
             self._begin_stream(self._break)

@@ -150,7 +150,7 @@ async def test_a_body_of_64_mib_is_too_large_unless_that_is_allowed(tmp_path: Pa
 async def test_many_requests_at_once_are_spread_whether_they_share_a_prefix_or_nothing(
     tmp_path: Path,
 ) -> None:
-    """Two hundred of each at four workers, at default settings: nobody gets half of them."""
+    """Two hundred of each at four workers, at default settings, before any is answered."""
     async with (
         fast_worker() as a,
         fast_worker() as b,
@@ -163,11 +163,11 @@ async def test_many_requests_at_once_are_spread_whether_they_share_a_prefix_or_n
             [f"{n} has a prompt of its own. " * 200 for n in range(200)],
         ):
             answers = await asyncio.gather(
-                *(ask(gateway, completion(p, stream=True)) for p in prompts)
+                *(ask(gateway, completion(p, fate="late")) for p in prompts)
             )
             seen = Counter(answer.headers["x-expediter-worker"] for answer in answers)
             assert len(seen) == 4
-            assert max(seen.values()) <= 100
+            assert max(seen.values()) <= 80, seen
 
 
 async def test_bodies_are_not_kept_once_they_are_answered_or_their_client_has_left(
