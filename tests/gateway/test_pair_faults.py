@@ -268,6 +268,47 @@ async def test_sglang_s_pair_is_given_up_and_made_anew_when_its_prefill_worker_f
         await nothing_is_left(gateway)
 
 
+@pytest.mark.parametrize("failure", [BROKEN, REFUSED, b""])
+async def test_what_becomes_of_sglang_s_prefill_worker_after_the_answer_is_nobody_s_concern(
+    failure: bytes,
+) -> None:
+    async def prefill(request: Received, writer: asyncio.StreamWriter) -> None:
+        await begun.wait()
+        await hang_up(failure)(request, writer)
+
+    async def decode(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + chunk(TOKENS[0]))
+        await asyncio.sleep(0.02)
+        begun.set()
+        await asyncio.sleep(0.02)
+        writer.write(chunk(STREAMED.removeprefix(TOKENS[0])) + b"0\r\n\r\n")
+
+    begun = asyncio.Event()
+    async with (
+        sglang(PrefillWorker(prefill, name="p")) as p,
+        sglang(DecodeWorker(decode, name="d")) as d,
+        pools(p, d) as gateway,
+        client_of(gateway) as client,
+    ):
+        for _ in range(2):
+            begun.clear()
+            client.send(post(BODY))
+            got = await client.answer()
+            assert (got.status, got.body, got.is_complete) == (200, STREAMED, True)
+        await nothing_is_left(gateway)
+
+
+async def test_sglang_s_prefill_worker_s_refusal_is_the_client_s_answer() -> None:
+    async with (
+        sglang(PrefillWorker(says(REFUSED), name="p")) as p,
+        sglang(DecodeWorker(silent, name="d")) as d,
+        pools(p, d) as gateway,
+    ):
+        got = await ask(gateway, post(BODY))
+        assert (got.status, json.loads(got.body)) == (400, {"error": {"message": "too long"}})
+        await nothing_is_left(gateway)
+
+
 async def test_sglang_s_workers_cannot_serve_without_each_other() -> None:
     async with (
         sglang(PrefillWorker(stream(), name="p")) as p,

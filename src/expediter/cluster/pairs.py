@@ -103,17 +103,20 @@ class Pairs:
         return Fetching(decode, seconds=self._lease_seconds if is_streamed else None)
 
     async def _beside(self, pair: Pair, forwarded: ForwardedRequest) -> None:
-        """The prefill worker while the decode worker waits."""
-        is_bound = pair.source.peer.dialect is Dialect.SGLANG
+        """The prefill worker, while the decode worker waits for it until it can answer.
+
+        Raises what must end the decode worker's part.
+        """
         answer = await self._prefill(pair, forwarded)
-        if answer is not None and answer.status < 300:
+        decision = pair.decision
+        if (answer is not None and answer.status < 300) or decision.status is not None:
             return
-        if not is_bound:
-            self._log.fell_back(pair.decision, "prefill-failed")
+        if pair.source.peer.dialect is not Dialect.SGLANG:
+            self._log.fell_back(decision, "prefill-failed")
         elif answer is not None and answer.status < 500:
             raise PrefillRefused(answer)
         else:
-            pair.decision.prefill_error = pair.decision.prefill_error or "server_error"
+            decision.prefill_error = decision.prefill_error or "server_error"
             raise WorkerLost(f"{pair.source.worker_id} did not compute the prompt")
 
     def _meeting(self, pair: Pair) -> tuple[ForwardedRequest, ForwardedRequest]:
