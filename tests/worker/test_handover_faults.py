@@ -231,6 +231,27 @@ async def test_a_prefill_leg_whose_client_leaves_is_computed_by_the_other(moment
         await both.both_idle()
 
 
+async def test_a_prefill_that_comes_after_its_target_left_is_given_up_at_once() -> None:
+    async with pair() as both:
+        leg = asyncio.create_task(both.decode_leg(PROMPT, await both.params("t"), max_tokens=6))
+        await until(lambda: both.prefill.handover.num_outgoing == 1)
+        leg.cancel()
+        await until(lambda: both.prefill.handover.num_outgoing == 0)
+        assert await both.prefill_leg_status(PROMPT, name="t") == 502
+        assert both.prefill.model.steps == []
+        await both.both_idle()
+
+
+async def test_the_name_of_an_offer_cannot_be_taken_again() -> None:
+    async with pair() as both:
+        await both.prefill_leg(PROMPT, name="t")
+        assert await both.prefill_leg_status(PROMPT, name="t") == 400
+        answer = await both.decode_leg(PROMPT, await both.params("t"), max_tokens=6)
+        assert text(answer) == expected(both, 6)
+        assert answer["kv_transfer"]["failure"] is None
+        await both.both_idle()
+
+
 async def test_a_prefill_worker_that_shuts_down_waits_for_its_readers() -> None:
     async with side("decode") as decode, side("prefill") as prefill:
         both = Pair(prefill, decode)

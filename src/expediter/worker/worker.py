@@ -85,11 +85,11 @@ class Worker:
         if self._is_draining:
             raise WorkerUnavailable("this worker is shutting down")
         self.scheduler.add(request)
-        if leg is not None:
-            self._hand_over(request, leg)
         self._sinks[request.request_id] = sink
         self._is_idle.clear()
         self._wake.set()
+        if leg is not None:
+            self._hand_over(request, leg)
 
     def abort(self, request_id: RequestId) -> None:
         """Drop a request and free its blocks; nothing happens if it is not here."""
@@ -195,7 +195,7 @@ class Worker:
         try:
             self._handover.add(request, leg)
         except RequestError:
-            self.scheduler.abort(request.request_id)
+            self.abort(request.request_id)
             raise
 
     def _deliver(self, output: RequestOutput) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from expediter.errors import TransferError
 from expediter.transfer.messages import (
@@ -87,7 +88,9 @@ class Links:
         self._server: asyncio.Server | None = None
         self._accepted: set[PeerConnection] = set()
         self._links: dict[tuple[str, int], Link] = {}
-        self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
+        self._connecting: WeakValueDictionary[tuple[str, int], asyncio.Lock] = (
+            WeakValueDictionary()  # each lasts as long as somebody is at it
+        )
 
     def __len__(self) -> int:
         return len(self._links)

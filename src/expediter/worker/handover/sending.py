@@ -5,6 +5,7 @@ that loses its slots computes into others, so its transfer ends: the other worke
 it has not read yet.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -54,18 +55,20 @@ class Sender:
         self._give_up = give_up
         self._wall_clock = wall_clock
         self._sending: dict[RequestId, _Sending] = {}
+        self._names: dict[TransferId, RequestId] = {}  # of these
         self._step: list[tuple[TransferId, int]] = []  # who computes, and how far
 
     def add(self, request: Request, leg: PrefillLeg) -> None:
         """It waits; RequestError if its transfer's name is another's."""
-        if any(entry.leg.transfer_id == leg.transfer_id for entry in self._sending.values()):
+        if leg.transfer_id in self._names or leg.transfer_id in self._source.leases:
             raise RequestError(f"transfer {leg.transfer_id} is under way already", param=FIELD)
         self._sending[request.request_id] = _Sending(request=request, leg=leg)
+        self._names[leg.transfer_id] = request.request_id
         self._source.announce(leg.transfer_id, prompt=prompt_digest(request))
 
     def drop(self, request_id: RequestId, *, reason: str = "its request ended") -> None:
         """Not all of it will be computed where it was to be; or it is none of these."""
-        if entry := self._sending.pop(request_id, None):
+        if entry := self._take(request_id):
             self._source.fail(entry.leg.transfer_id, reason)
 
     def admitted(self, admission: Admission) -> bool:
@@ -104,14 +107,20 @@ class Sender:
         self.layers_written(self._num_layers)
         self._step = []
         for result in done:
-            self._done(self._sending.pop(result.request_id), result, address=address)
+            if entry := self._take(result.request_id):
+                self._done(entry, result, address=address)
 
     def give_up_abandoned(self) -> None:
         """End requests whose target went away."""
         for transfer_id in self._source.take_abandoned():
-            for request_id, entry in list(self._sending.items()):
-                if entry.leg.transfer_id == transfer_id:
-                    self._give_up(request_id)
+            if request_id := self._names.get(transfer_id):
+                self._give_up(request_id)
+
+    def _take(self, request_id: RequestId) -> _Sending | None:
+        entry = self._sending.pop(request_id, None)
+        if entry is not None:
+            del self._names[entry.leg.transfer_id]
+        return entry
 
     def _done(self, entry: _Sending, result: RequestOutput, *, address: Address) -> None:
         leg, num_tokens = entry.leg, entry.request.num_prompt_tokens
@@ -148,9 +157,8 @@ class Sender:
 
 def prompt_digest(request: Request) -> bytes:
     """Equal for equal prompts; both workers compute it, so that they do not mix up requests."""
-    digest = sha256()
-    for part in (request.cache_salt or "", request.lora_name or ""):
-        digest.update(part.encode() + b"\0")
-    for token_id in request.prompt_token_ids:
-        digest.update(token_id.to_bytes(8, "little"))
+    token_ids = request.prompt_token_ids
+    digest = sha256(struct.pack(f"<{len(token_ids)}q", *token_ids))
+    for part in (request.cache_salt, request.lora_name):
+        digest.update(repr(part).encode())
     return digest.digest()
