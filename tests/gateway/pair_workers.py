@@ -49,7 +49,8 @@ def vllm_prefill(params: object = OFFERED) -> Script:
         "id": "cmpl-1",
         "object": "text_completion",
         "choices": [{"index": 0, "text": " a", "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 64, "completion_tokens": 1, "total_tokens": 65},
+        "usage": {"prompt_tokens": 64, "completion_tokens": 1, "total_tokens": 65}
+        | {"prompt_tokens_details": {"cached_tokens": 32}},
         "kv_transfer_params": params,
     }
 

@@ -211,6 +211,10 @@ async def test_after_a_transfer_both_workers_count_as_holding_the_prompt() -> No
         await ask(gateway, post(BODY))
         [decision, _] = gateway.reports.decisions()
         assert decision["matched_tokens"] == decision["prefill_matched_tokens"] > 0
+        assert (decision["prefill_cached_tokens"], decision["cached_tokens"]) == (32, None)
+        tally = gateway.dispatcher.log.workers["p"]
+        assert tally.actual_cached_tokens == 64
+        assert tally.predicted_cached_tokens == decision["prefill_matched_tokens"]
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params", "bootstrap_host", "bootstrap_room"])

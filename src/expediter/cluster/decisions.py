@@ -58,6 +58,7 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     costs: Mapping[str, float] | None = None
     prefill_worker_id: WorkerId | None = None
     prefill_matched_tokens: int = 0
+    prefill_cached_tokens: int | None = None
     prefill_seconds: float | None = None
     prefill_error: str | None = None
     fallback: str | None = None
@@ -129,7 +130,7 @@ class DecisionLog:
         self.num_by_reason[decision.reason] += 1
         self.num_pairs += decision.prefill_worker_id is not None
         self.num_retries += decision.num_tries > 1
-        self._tally(decision).num_requests += 1
+        self._tally(decision.worker_id).num_requests += 1
 
     def first_byte(self, decision: Decision, *, status: int, now: float) -> None:
         """Its worker began to answer."""
@@ -139,7 +140,16 @@ class DecisionLog:
     def failed(self, decision: Decision, error: str) -> None:
         """Its worker did not answer, or not to the end."""
         decision.error = error
-        self._tally(decision).num_failures += 1
+        self._tally(decision.worker_id).num_failures += 1
+
+    def prefilled(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """Its prefill worker said how much of the prompt was cached there."""
+        assert decision.prefill_worker_id is not None
+        decision.prefill_cached_tokens = cached_tokens
+        tally = self._tally(decision.prefill_worker_id)
+        tally.prompt_tokens += prompt_tokens
+        tally.predicted_cached_tokens += decision.prefill_matched_tokens
+        tally.actual_cached_tokens += cached_tokens
 
     def fell_back(self, decision: Decision, reason: str) -> None:
         """One worker serves what two should have."""
@@ -156,13 +166,13 @@ class DecisionLog:
     def answered(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Its worker said how much of the prompt was cached."""
         decision.cached_tokens = cached_tokens
-        tally = self._tally(decision)
+        tally = self._tally(decision.worker_id)
         tally.prompt_tokens += prompt_tokens
         tally.predicted_cached_tokens += decision.matched_tokens
         tally.actual_cached_tokens += cached_tokens
 
-    def _tally(self, decision: Decision) -> WorkerTally:
-        tally = self.workers.get(decision.worker_id)
+    def _tally(self, worker_id: WorkerId) -> WorkerTally:
+        tally = self.workers.get(worker_id)
         if tally is None:
-            tally = self.workers[decision.worker_id] = WorkerTally()
+            tally = self.workers[worker_id] = WorkerTally()
         return tally

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from expediter.cluster.client import ForwardedRequest, WorkerClient
+from expediter.cluster.client import ForwardedRequest, Usage, WorkerClient
 from expediter.cluster.discovery import WILDCARD_HOSTS
 from expediter.config import WorkerEndpoint
 from expediter.routing.disaggregated import Disaggregated
@@ -75,6 +75,10 @@ class LegBodies(Protocol):
 
     def params_of(self, answer: bytes) -> bytes | None:
         """What a prefill leg's answer says of its KV; None if there is nothing to fetch."""
+        ...
+
+    def usage_of(self, answer: bytes) -> Usage | None:
+        """What a prefill leg's answer says it used."""
         ...
 
     def bootstrap_leg(self, request: ForwardedRequest, peer: KVPeer) -> ForwardedRequest:

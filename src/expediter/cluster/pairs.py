@@ -162,4 +162,9 @@ class Pairs:
         finally:
             self._policy.end(request.request_id, is_computed=is_computed)
         decision.prefill_seconds = self._clock() - began_at
+        usage = self._bodies.usage_of(answer.body) if is_computed else None
+        if usage is not None and usage.cached_tokens is not None:
+            self._log.prefilled(
+                decision, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
+            )
         return answer

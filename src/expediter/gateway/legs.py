@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from expediter.cluster.client import ForwardedRequest
+from expediter.cluster.client import ForwardedRequest, Usage
 from expediter.cluster.handover import KVPeer
 from expediter.gateway.openai import CHAT, COMPLETIONS
 from expediter.gateway.salting import with_field
@@ -48,6 +48,20 @@ class _Count(msgspec.Struct):
         return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Used(msgspec.Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Used | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
 _counts = msgspec.json.Decoder(_Count)
 
 
@@ -102,6 +116,20 @@ class Legs:
         except (msgspec.DecodeError, RecursionError):
             return None
         return bytes(params) if params is not None and params != _NULL else None
+
+    def usage_of(self, answer: bytes) -> Usage | None:
+        """See LegBodies; of a stream, nothing."""
+        try:
+            usage = _answers.decode(answer).usage
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if usage is None:
+            return None
+        details = usage.prompt_tokens_details
+        return Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=details.cached_tokens if details is not None else None,
+        )
 
     def bootstrap_leg(self, request: ForwardedRequest, peer: KVPeer) -> ForwardedRequest:
         """See LegBodies; a batch has an array of each, one entry a sequence."""

@@ -21,6 +21,7 @@ def pair_fields(decision: Decision) -> dict[str, object]:
     return {
         "prefill_worker": decision.prefill_worker_id,
         "prefill_matched_tokens": decision.prefill_matched_tokens,
+        "prefill_cached_tokens": decision.prefill_cached_tokens,
         "prefill_seconds": decision.prefill_seconds,
         "prefill_error": decision.prefill_error,
         "costs": decision.costs,
