@@ -22,6 +22,7 @@ from fake_worker import (
 
 from expediter.cluster.membership import Membership, WorkerStatus
 from expediter.gateway.gateway import Gateway
+from expediter.routing.prompt import MIN_TEXT_TOKENS
 
 USAGE = b'"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}'
 
@@ -82,15 +83,15 @@ async def test_decisions_say_why_and_what_became_of_them() -> None:
         newest = decisions[0]  # type: ignore[index]
         assert newest["request_id"] == "r"
         assert newest["reason"] == "longest-match"
-        assert newest["matched_tokens"] == 80
+        assert newest["matched_tokens"] == 64
         assert newest["cached_tokens"] == 32
-        assert newest["scores"] == {"a": 80, "b": 0}
+        assert newest["scores"] == {"a": 64, "b": 0}
         assert newest["status"] == 200
         assert newest["ttft_seconds"] > 0
         assert (await ask(gateway, get("/decisions?limit=x"))).status == 400
         workers = await fetch(gateway, "/workers")
         assert [w["worker_id"] for w in workers] == ["a", "b"]  # type: ignore[index]
-        assert workers[0]["num_assumed_blocks"] == 5  # type: ignore[index]
+        assert workers[0]["num_assumed_blocks"] == 1  # type: ignore[index]
         assert workers[0]["num_requests"] == 0  # type: ignore[index]
 
 
@@ -108,10 +109,10 @@ async def test_metrics_tell_what_happened() -> None:
             'expediter_decisions_total{reason="no-match"} 1.0',
             'expediter_decisions_total{reason="longest-match"} 2.0',
             'expediter_worker_requests_total{worker="w"} 3.0',
-            'expediter_worker_predicted_cached_tokens_total{worker="w"} 192.0',
+            'expediter_worker_predicted_cached_tokens_total{worker="w"} 128.0',
             'expediter_worker_actual_cached_tokens_total{worker="w"} 96.0',
             'expediter_time_to_first_token_seconds_count{class="none",model="none",worker="w"} 3.0',
-            'expediter_index_blocks{source="assumed",worker="w"} 6.0',
+            'expediter_index_blocks{source="assumed",worker="w"} 1.0',
             "expediter_retries_total 0.0",
         ):
             assert line in text.splitlines(), line
@@ -180,6 +181,6 @@ async def test_a_conversation_without_a_tokenizer_stays_on_its_worker() -> None:
         assert len(set(homes)) == 1
         recent = gateway.dispatcher.log.recent
         for before, after in zip(recent, list(recent)[1:], strict=False):
-            assert after.matched_tokens >= before.num_tokens - 2 * 16
+            assert after.matched_tokens >= before.num_tokens - 2 * MIN_TEXT_TOKENS
     for worker in workers:
         await worker.stop()
