@@ -1,9 +1,11 @@
 """What the operator of a gateway may ask and do, be it one process or several."""
 
+import asyncio
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from expediter.cluster.traffic import jsonl
 from expediter.config import RoutingConfig, WorkerEndpoint
 from expediter.errors import ConfigError, RequestError
 from expediter.gateway.gateway import Gateway
@@ -97,7 +99,9 @@ class GatewayOperator:
 
     async def trace(self, seconds: int) -> bytes:
         """See Operator."""
-        return self._gateway.dispatcher.traffic.jsonl(seconds=seconds)
+        recent = self._gateway.dispatcher.traffic.recent(seconds=seconds)
+        # Not on the event loop: a full log takes some tenths of a second.
+        return await asyncio.to_thread(jsonl, recent)
 
     async def stats(self) -> Json:
         """See Operator."""
