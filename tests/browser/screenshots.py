@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from conftest import find_chromium
+from fleet_screenshots import take_fleet
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -51,7 +52,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             for shot in SHOTS:
-                save(shot, take(browser, shot, address))
+                save(shot.name, take(browser, shot, address))
+            take_fleet(browser, save)
         finally:
             browser.close()
             process.send_signal(signal.SIGINT)
@@ -73,9 +75,9 @@ def take(browser: "Browser", shot: Shot, address: str) -> bytes:
     return picture
 
 
-def save(shot: Shot, picture: bytes) -> None:
+def save(name: str, picture: bytes) -> None:
     image = Image.open(BytesIO(picture)).convert("RGB")
-    image.quantize(COLOURS).save(IMAGES / f"{shot.name}.png", optimize=True)
+    image.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -162,3 +162,12 @@ def test_a_token_is_asked_for_once_and_kept_for_this_tab(visit: Any) -> None:
         page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
         page.locator(".pill", has_text="draining").wait_for()
         assert statuses(fleet, authorization=f"Bearer {TOKEN}") == ["draining"]
+
+
+def test_the_lab_is_a_page_of_the_gateways_too(visit: Any, fleet: HashFleet) -> None:
+    opened = visit()
+    opened.page.goto(f"{fleet.pages}/dashboard")
+    opened.page.get_by_role("link", name="Lab").click()
+    opened.page.locator("[data-row=cache-aware]").wait_for()
+    assert opened.page.url.startswith(f"{fleet.pages}/lab")
+    opened.assert_clean(fleet.pages)

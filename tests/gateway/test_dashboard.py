@@ -14,10 +14,12 @@ from paged import paged
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from expediter.config.routing import PolicyName
 from expediter.dashboard.events import MAX_LISTENERS, Events, Snapshots
+from expediter.dashboard.later import made_later
 from expediter.dashboard.pages import STATIC
 from expediter.gateway.processes_operator import ProcessUnavailable
 from expediter.gateway.reports import Json
@@ -201,3 +203,20 @@ async def test_drained_on_the_page_is_drained() -> None:
         drained = await fleet.client.post("/workers/a%2Fb/drain")
         assert drained.json()["status"] == "draining"
         await until(lambda: len(fleet.gateway.membership.ready()) == 1)
+
+
+async def test_routes_that_take_long_to_make_are_made_once_when_first_asked_for() -> None:
+    num_made = 0
+
+    def make() -> list[Route]:
+        nonlocal num_made
+        num_made += 1
+        return [Route("/slow/a", lambda _: PlainTextResponse("found"))]
+
+    app = Starlette(routes=[made_later("/slow/{name}", make)])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert num_made == 0
+        found = await asyncio.gather(*(client.get("/slow/a") for _ in range(5)))
+        assert ({each.text for each in found}, num_made) == ({"found"}, 1)
+        assert (await client.get("/slow/b")).status_code == 404

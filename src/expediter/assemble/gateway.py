@@ -11,10 +11,12 @@ from pathlib import Path
 
 import uvloop
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from expediter.assemble.descriptors import raise_descriptor_limit
 from expediter.assemble.policies import build_policy
 from expediter.config import AdminConfig, GatewayConfig, RoutingConfig
+from expediter.dashboard.later import made_later
 from expediter.dashboard.pages import page_routes
 from expediter.dashboard.routes import dashboard_routes
 from expediter.errors import ConfigError, GatewayFailed
@@ -147,8 +149,19 @@ def _admin_app(operator: Operator, config: GatewayConfig, port: Callable[[], int
         found = local_url(config.host, port())
         return found.replace("http", "https", 1) if config.tls is not None else found
 
-    routes = dashboard_routes(operator, config, url=url, clock=time.monotonic)
+    routes = [
+        *dashboard_routes(operator, config, url=url, clock=time.monotonic),
+        made_later("/api/lab/{question}", _lab_routes),
+    ]
     return create_admin_app(operator, token=config.admin.token, routes=routes, pages=page_routes())
+
+
+def _lab_routes() -> list[BaseRoute]:
+    """What the lab's page asks; computed in processes that start with the first question."""
+    # Only here, because a gateway has no use for the simulator until somebody opens the lab.
+    from expediter.lab.routes import create_lab_routes
+
+    return create_lab_routes(build_policy=build_policy)
 
 
 def _policy(routing: RoutingConfig) -> RoutingPolicy:

@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 STATIC = Path(__file__).parents[1] / "static"
-PAGES = ("dashboard", "playground")
+PAGES = ("dashboard", "playground", "lab")
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -24,7 +24,7 @@ HEADERS = {
 
 
 def page_routes() -> list[BaseRoute]:
-    """/dashboard, where / leads, /playground, and their files under /static."""
+    """/dashboard, where / leads, /playground, /lab, and their files under /static."""
     return [
         Route("/", _home),
         *(Route(f"/{name}", _page) for name in PAGES),

@@ -2,8 +2,12 @@
 
 export class Refused extends Error {}
 
+// On a gateway's admin port questions need its token, which the dashboard has asked for.
+const token = sessionStorage.getItem("expediter-admin-token");
+const headers = token ? { authorization: `Bearer ${token}` } : {};
+
 export async function ask(name, values, signal) {
-  const response = await fetch(`/api/lab/${name}?${new URLSearchParams(values)}`, { signal });
+  const response = await fetch(`/api/lab/${name}?${new URLSearchParams(values)}`, { signal, headers });
   if (response.ok) return response.json();
   const answer = await response.json().catch(() => ({}));
   throw new Refused(answer.error?.message ?? `the lab's server failed (${response.status}); its log says why`);
