@@ -14,7 +14,7 @@ replicas that hold it, which are few, instead of asking every replica.
 """
 
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from expediter.lab.outcome import Outcome, outcome
@@ -100,28 +100,29 @@ def replay(setting: Setting, traffic: Traffic, routes: Sequence[int]) -> list[in
 
 
 def guarded(setting: Setting, traffic: Traffic, *, guard: float) -> tuple[list[int], list[int]]:
-    """Routes and computed tokens of the longest match under a load guard."""
+    """Routes and computed tokens: the longest match under a guard, then the least loaded."""
     num, systems = setting.num_replicas, setting.num_systems
     replicas = [Entries(setting.capacity) for _ in range(num)]
     caches = [replica.lengths for replica in replicas]
     holders: list[set[int]] = [set() for _ in range(setting.num_conversations)]
     loads, total = [0] * num, 0
-    recent: deque[tuple[int, int]] = deque()
-    routes, missed = [], []
+    routes: list[int] = []
+    missed: list[int] = []
     for who, history in zip(traffic.conversations, traffic.histories, strict=True):
         system, limit, held = -1 - who % systems, guard * total / num, holders[who]
-        free = [i for i in held if loads[i] <= limit and system in caches[i]]
-        if not free:
+        ranked = [
+            (-min(caches[i][who], history), loads[i], i)
+            for i in held
+            if loads[i] <= limit and system in caches[i]
+        ]
+        if ranked:
+            chosen = min(ranked)[2]
+        else:
             # Nobody who may take it holds the history: a system prompt is all that can match.
             chosen = loads.index(min(loads))
             if system not in caches[chosen]:
                 others = [i for i in range(num) if loads[i] <= limit and system in caches[i]]
                 chosen = min(others, key=loads.__getitem__, default=chosen)
-        elif len(free) == 1:
-            chosen = free[0]
-        else:
-            matches = {i: replicas[i].matched(who, system, history) for i in free}
-            chosen = _best(free, loads, matches)
         gone: list[int] = []
         matched = replicas[chosen].visit(who, system, history, gone)
         held.add(chosen)
@@ -131,19 +132,13 @@ def guarded(setting: Setting, traffic: Traffic, *, guard: float) -> tuple[list[i
         computed = SYSTEM_TOKENS + history + NEW_TOKENS - matched
         routes.append(chosen)
         missed.append(computed)
-        recent.append((chosen, computed))
         loads[chosen] += computed
         total += computed
-        if len(recent) > LOAD_WINDOW:
-            oldest, left = recent.popleft()
-            loads[oldest] -= left
+        if len(missed) > LOAD_WINDOW:
+            left = missed[-1 - LOAD_WINDOW]
+            loads[routes[-1 - LOAD_WINDOW]] -= left
             total -= left
     return routes, missed
-
-
-def _best(eligible: Sequence[int], loads: Sequence[int], matches: Mapping[int, int]) -> int:
-    """The longest match, then the least load, then the first."""
-    return max(eligible, key=lambda i: (matches[i], -loads[i], -i))
 
 
 def _outcome(
