@@ -212,8 +212,14 @@ async def test_a_gateway_out_of_descriptors_refuses_requests_and_blames_no_worke
         process.rlimit(psutil.RLIMIT_NOFILE, (gateway.num_descriptors + 1, before[1]))
         for client in clients:
             client.send(post(b'{"prompt": "x", "fate": "hang"}'))
-        assert (await clients[-1].answer()).status == 503
-        clients[-1].send(get("/ready"))
-        assert (await clients[-1].answer()).status == 200
+        answers = [asyncio.create_task(client.answer()) for client in clients]
+        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        refused = next(n for n, answer in enumerate(answers) if answer.done())
+        assert (await answers[refused]).status == 503
+        clients[refused].send(get("/ready"))
+        assert (await clients[refused].answer()).status == 200
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
         process.rlimit(psutil.RLIMIT_NOFILE, before)
         assert matched_tokens(await complete(gateway, "x" * 999)) > 0

@@ -42,14 +42,25 @@ class LossyPublisher(KVEventPublisher):
     lost = range(0)
 
     def _send(self, frames: list[bytes]) -> None:
-        if int.from_bytes(frames[1], "big") not in self.lost:
+        is_lost = int.from_bytes(frames[1], "big") in self.lost
+        if not (is_lost or self._pub.closed):
             super()._send(frames)
 
     def break_connections(self) -> None:
         self._pub.close(linger=0)
-        self._pub = self._context.socket(zmq.PUB)
-        self._pub.bind(self.endpoint)
-        self._pub.setsockopt(zmq.XPUB_NODROP, 1)
+        self._bind_again()
+
+    def _bind_again(self) -> None:
+        """As soon as the address is free: a socket closes in its own time."""
+        socket = self._context.socket(zmq.PUB)
+        try:
+            socket.bind(self.endpoint)
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            asyncio.get_running_loop().call_later(0.01, self._bind_again)
+            return
+        socket.setsockopt(zmq.XPUB_NODROP, 1)
+        self._pub = socket
 
 
 def arguments() -> argparse.Namespace:
