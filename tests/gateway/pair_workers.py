@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fake_worker import SSE_HEAD, FakeWorker, Received, Script, chunk, gateway_before
+from fake_worker import SSE_HEAD, FakeWorker, Received, Script, chunk, gateway_before, until
 
 from expediter.config import DisaggregationConfig
 from expediter.gateway.gateway import Gateway
@@ -107,3 +107,29 @@ async def pools(
     settings.setdefault("disaggregation", ALWAYS)
     async with gateway_before(prefill, decode, *others, **settings) as gateway:
         yield gateway
+
+
+BROKEN = answer({"error": {"message": "boom"}}, status=b"500 Internal Server Error")
+REFUSED = answer({"error": {"message": "too long"}}, status=b"400 Bad Request")
+
+
+def says(raw: bytes) -> Script:
+    async def script(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(raw)
+
+    return script
+
+
+async def silent(_: Received, __: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+def transfer_id(request: Received) -> str:
+    return json.loads(request.body)["kv_transfer_params"]["transfer_id"]
+
+
+async def nothing_is_left(gateway: Gateway) -> None:
+    work, members = gateway.dispatcher.work, gateway.membership.members
+    await until(lambda: not any(map(work.num_requests, members)))
+    assert all(member.num_in_flight == 0 for member in members.values())
+    assert not gateway.dispatcher._pairs._policy._prefilling
