@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+
 from experiments.demo_traffic import Place, Setting, simulate
 
 STANDARD = Setting()

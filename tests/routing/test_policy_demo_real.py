@@ -9,15 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from experiments.demo_traffic import (
-    MAX_HISTORY,
-    NEW_TOKENS,
-    SYSTEM_TOKENS,
-    TURN_TOKENS,
-    Setting,
-    next_history,
-    simulate,
-)
 
 from expediter.clock import Clock
 from expediter.load import WorkerId
@@ -29,6 +20,15 @@ from expediter.routing.policy import RoutingPolicy
 from expediter.routing.preble import WINDOW_SECONDS, PrebleE2
 from expediter.routing.prompt import BlockKey, Prompt
 from expediter.routing.view import ClusterView, RoutedRequest, WorkerView
+from experiments.demo_traffic import (
+    MAX_HISTORY,
+    NEW_TOKENS,
+    SYSTEM_TOKENS,
+    TURN_TOKENS,
+    Setting,
+    next_history,
+    simulate,
+)
 
 BLOCK_SIZE, IN_FLIGHT, SECONDS_APART = 16, 40, 0.05
 SETTING = Setting()

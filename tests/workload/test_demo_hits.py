@@ -8,11 +8,11 @@ from collections.abc import Callable
 from itertools import islice
 
 import pytest
-from experiments.lru import LRU
 
 from expediter.workload.arrivals import even
 from expediter.workload.demo import Demo
 from expediter.workload.turn import Turn
+from experiments.lru import LRU
 
 BLOCK_SIZE = 500
 Route = Callable[[int, Turn], int]

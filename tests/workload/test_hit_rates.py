@@ -7,13 +7,13 @@ from itertools import islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from experiments.lru import LRU
 from promises import GENERATORS
 
 from expediter.workload.analysis import HitCurve, hit_curve, hit_rate
 from expediter.workload.depths import Depths
 from expediter.workload.transcript import EMPTY, Segment, TranscriptTree
 from expediter.workload.turn import Turn
+from experiments.lru import LRU
 
 BLOCK_SIZE = 4
 PROMPTS = st.lists(st.builds(Segment, st.sampled_from("abcd"), st.integers(1, 9)), max_size=4)

@@ -143,7 +143,7 @@ def find_turns(tokenizer: Tokenizer) -> TurnTemplate | None:
 
 
 def _probes() -> list[list[Message]]:
-    probes = []
+    probes: list[list[Message]] = []
     for shift in range(len(_CONTENTS)):
         shapes = _SHAPES + _SHAPES_WITH_CALLS if shift < 2 else _SHAPES[:7]
         for shape in shapes:
