@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from driving import BLOCK_SIZE, load
+from driving import BLOCK_SIZE, Driven, load, step
 from tiny_models import Tiny, write_folder
 
 from expediter.config import KVCacheConfig, SchedulerConfig
@@ -129,6 +129,19 @@ async def handed_over(prefill: Running, decode: Running, prompt: list[int]) -> D
     assert tokens == alone
     assert leg.report.failure is None
     return leg
+
+
+async def test_the_model_tells_of_each_layer_while_somebody_listens(folder: Path) -> None:
+    executor = load(folder)
+    heard: list[int] = []
+    executor.watch_layers(heard.append)
+    sequence = Driven(name="a", token_ids=[1, 2, 3], block_ids=[0, 1], num_output_tokens=2)
+    await step(executor, [sequence])
+    assert heard == [1, 2, 3]
+    executor.watch_layers(None)
+    await step(executor, [sequence])
+    assert heard == [1, 2, 3]
+    await executor.close()
 
 
 @pytest.mark.parametrize("budget", [16, 512])

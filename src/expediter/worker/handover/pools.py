@@ -48,7 +48,7 @@ class RemotePools:
                     layers=order.layers,
                     heads=heads,
                 )
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise TransferError(f"the other worker's blocks make no sense: {error}") from error
             await transport.pull(peer, slices)
             num_bytes += sum(piece.total_bytes for piece in slices)
@@ -96,7 +96,7 @@ class Pools:
                         raise TransferError("the other worker's memory cannot be reached from here")
                     transport, handle = chosen
                     if (number, theirs) not in connected:
-                        connected[number, theirs] = await transport.connect(handle)
+                        connected[number, theirs] = await _connect(transport, handle)
                     routes.append(_Route(transport, connected[number, theirs], heads))
         except BaseException:
             for peer in connected.values():
@@ -118,3 +118,10 @@ def _shards(
     for layout in layouts:
         check_compatible(layout, ways[0].layout)
     return shards_for(ways[0].layout, layouts)
+
+
+async def _connect(transport: KVTransport, handle: KVHandle) -> KVPeer:
+    try:
+        return await transport.connect(handle)
+    except (OSError, ValueError, OverflowError) as error:
+        raise TransferError(f"the other worker's pool cannot be read: {error}") from error
