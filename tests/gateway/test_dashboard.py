@@ -10,6 +10,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 from fake_worker import OK, FakeWorker, always, ask, post, until
+from operated import served
 from paged import paged
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -220,3 +221,19 @@ async def test_routes_that_take_long_to_make_are_made_once_when_first_asked_for(
         found = await asyncio.gather(*(client.get("/slow/a") for _ in range(5)))
         assert ({each.text for each in found}, num_made) == ({"found"}, 1)
         assert (await client.get("/slow/b")).status_code == 404
+
+
+async def test_several_processes_are_one_fleet_on_the_page(tmp_path: Path) -> None:
+    async with FakeWorker(always(answer(USAGE)), name="a") as a:
+        settings = {"gateway": {"workers": [{"url": a.endpoint.url, "worker-id": "a"}]}}
+        async with served(tmp_path, settings, "--processes", "2", num_workers=1) as gateway:
+            for _ in range(8):
+                await gateway.ask(prompt="the same beginning " * 60)
+            async with gateway.admin.stream("GET", "/events") as response:
+                snapshot = await anext(snapshots(response))
+            assert (await gateway.admin.get("/dashboard")).status_code == 200
+    assert snapshot["stats"]["num_processes"] == 2
+    assert snapshot["summary"]["num_answers"] == 8
+    [prefix] = snapshot["prefixes"]
+    assert (prefix["num_tokens"], prefix["workers"]) == (256, ["a"])
+    assert prefix["num_requests"] in (7, 8)  # a process that had one request saw nothing shared
