@@ -21,6 +21,8 @@ from pair_workers import (
     vllm_prefill,
 )
 
+from expediter.cluster.membership import Model
+from expediter.cluster.worker_metrics import ReportedLoad
 from expediter.config import DisaggregationConfig
 
 
@@ -228,3 +230,20 @@ async def test_a_client_may_not_say_where_kv_comes_from(field: str) -> None:
         assert got.status == 400
         assert json.loads(got.body)["error"]["param"] == field
         assert not p.received + d.received
+
+
+async def test_an_adapter_that_one_pool_has_loaded_does_not_leave_the_other_out() -> None:
+    async with (
+        PrefillWorker(vllm_prefill(), name="p") as p,
+        DecodeWorker(stream(), name="d") as d,
+        DecodeWorker(stream(), name="e") as e,
+        pools(p, d, e) as gateway,
+    ):
+        members = gateway.membership.members
+        for member in members.values():
+            member.models = {"base": Model(id="base"), "lora": Model(id="lora", parent="base")}
+        load = ReportedLoad(num_running=0, num_waiting=0, adapters=frozenset({"lora"}))
+        members["e"].load = load
+        got = await ask(gateway, post(BODY[:-1] + b', "model": "lora"}'))
+        assert got.headers["x-expediter-prefill-worker"] == "p"
+        assert got.headers["x-expediter-worker"] == "e"

@@ -65,13 +65,16 @@ class Placement:
         )
 
     def candidates(self, request: RoutedRequest) -> Sequence[Member]:
-        """The workers that may get the request now."""
-        return eligible(
-            self._membership.ready(),
-            request.model,
-            load=self._load_tokens,
-            slack_tokens=self.slack_tokens,
-        )
+        """The workers that may get the request now; each role's as if it were alone."""
+        ready, model = self._membership.ready(), request.model
+        if model is None or not self.splits:
+            return self._eligible(ready, model)
+        serving = [m for m in ready if model in m.models] or ready
+        pools = ([m for m in serving if m.role is role] for role in WorkerRole)
+        return [member for pool in pools for member in self._eligible(pool, model)]
+
+    def _eligible(self, members: Sequence[Member], model: str | None) -> Sequence[Member]:
+        return eligible(members, model, load=self._load_tokens, slack_tokens=self.slack_tokens)
 
     def place(
         self, request: RoutedRequest, forwarded: ForwardedRequest, candidates: Sequence[Member]
