@@ -53,7 +53,7 @@ class Page {
 
   showTabs() {
     find("tabs").replaceChildren(...Object.entries(PANELS).map(([name, module]) => element("a", {
-      href: `${location.pathname}${this.state.query(name, this.state.defaults[name])}` || location.pathname,
+      href: `${location.pathname}${this.state.query(name, this.state.defaults[name])}`,
       text: module.name, "aria-current": name === this.state.panel ? "page" : null,
       onclick: (event) => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
