@@ -58,7 +58,7 @@ const REASONS = {
   "round-robin": "it was this worker's turn",
   random: "drawn by lot",
   "least-loaded": "has the least to do",
-  split: "one worker reads the prompt, another answers",
+  split: "shared between two workers",
   together: "two workers would have cost more than this one",
   "short-prompt": "too little was left to compute for two workers",
   "no-other-worker": "there was no second worker to read the prompt",
@@ -71,6 +71,9 @@ const REASONS = {
   "least-cost": "costs the least, cache and load together",
   drawn: "drawn by lot among the good ones",
   exploit: "the cached part saves more than it misses",
+  balance: "finds most of its prompts cached, so it has time to compute",
+  rebalance: "moved away from a worker with much more to do",
+  replicate: "a second copy of what too many ask for",
   explore: "too little is cached; the cheapest place to compute it",
 };
 export const meaning = (reason) => REASONS[reason] ?? "";

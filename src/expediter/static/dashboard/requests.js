@@ -128,7 +128,7 @@ function transferred(transfer) {
 const STAGES = {
   read: "Read, tokenised",
   place: "Queued here, placed",
-  prefill: "Prompt computed",
+  prefill: "Queued at the first worker, prompt computed",
   transfer: "KV handed over, first token on its way",
   first_token: "Queued at the worker, prompt computed, first token",
   answer: "The rest of the answer",
@@ -165,7 +165,7 @@ function scoreTable(decision, scores) {
     element("h2", { text: "What each worker scored" }),
     element("table", { class: "scores" },
       element("thead", {}, element("tr", {}, ...["Worker", "", "Score"].map((text, at) => element("th", { scope: "col", text, class: at === 2 ? "number" : null })))),
-      element("tbody", {}, ...rows.map(([worker, score]) => element("tr", { class: worker === decision.worker ? "chosen" : null },
+      element("tbody", {}, ...rows.map(([worker, score]) => element("tr", { class: worker === decision.worker || worker === decision.prefill_worker ? "chosen" : null },
         element("td", {}, workerChip(worker)),
         element("td", {}, track(range ? 0.04 + 0.96 * (1 - (best - score) / range) : 1, tone(worker))),
         element("td", { class: "number", text: score.toPrecision(4) }))))),
