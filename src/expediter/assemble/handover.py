@@ -46,6 +46,17 @@ async def build_handover(
         await pools.close()
 
 
+async def start_handover(handover: LiveHandover) -> None:
+    """Listen; ConfigError if that cannot be."""
+    try:
+        await handover.start()
+    except OSError as error:
+        where = f"{handover.terms.host}:{handover.terms.port}"
+        raise ConfigError(
+            f"cannot listen on {where} (worker.transfer.port): {error.strerror or error}"
+        ) from None
+
+
 def terms(config: WorkerConfig) -> Terms:
     """What the settings say of hand-overs; the engine's id is new with every process."""
     transfer = config.transfer

@@ -13,7 +13,7 @@ import uvloop
 from msgspec.structs import replace
 
 from expediter.assemble.descriptors import raise_descriptor_limit
-from expediter.assemble.handover import build_handover
+from expediter.assemble.handover import build_handover, start_handover
 from expediter.config import WorkerConfig, cache_dir
 from expediter.engine import default_model
 from expediter.fleet.plan import require_free_port
@@ -95,7 +95,7 @@ async def _serve_executor(
     publish = publisher.publish if publisher is not None else None
     worker = Worker(scheduler=scheduler, executor=executor, publish=publish, handover=handover)
     if handover is not None:
-        await handover.start()
+        await start_handover(handover)
     model = ServedModel(
         name=config.served_model_name or executor.spec.name,
         tokenizer=tokenizer,

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from expediter.clock import Clock
+from expediter.errors import ExpediterError
 from expediter.worker.handover.live import LiveHandover
 from expediter.worker.handover.pools import Pools
 from expediter.worker.handover.terms import Terms, WatchLayers
@@ -22,6 +23,7 @@ async def open_handover(
 ) -> AsyncIterator[LiveHandover]:
     """A hand-over that listens once it is bound and started; it ends with the block."""
     running: set[asyncio.Task[object]] = set()
+    failure: ExpediterError | None = None  # the block's own, which a group would wrap
     async with asyncio.TaskGroup() as tasks:
 
         def spawn(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
@@ -40,9 +42,13 @@ async def open_handover(
         )
         try:
             yield handover
+        except ExpediterError as error:
+            failure = error
         finally:
             await handover.close()
             while running:  # one that ends may begin another
                 for task in list(running):
                     task.cancel()
                 await asyncio.wait(running)
+    if failure is not None:
+        raise failure
