@@ -6,7 +6,7 @@ then every 512. Counting them makes the tree, and that is done only when somebod
 said cannot be told from it: a prefix has a name and a length here, no words.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -70,10 +70,13 @@ class HotPrefixes:
 
     def tree(self) -> list[HotPrefix]:
         """The beginnings that most requests share, parents before their children."""
+        counts = Counter(key for seen in self._seen for key in seen.keys)
         root = _Node(BlockKey(b""), 0)
         for seen in self._seen:
             node = root
             for key, num_tokens in zip(seen.keys, seen.lengths, strict=False):
+                if counts[key] < 2:
+                    break  # nobody else goes on like this
                 child = node.children.get(key)
                 if child is None:
                     child = node.children[key] = _Node(key, num_tokens)
@@ -86,7 +89,7 @@ class HotPrefixes:
 def _hottest(root: _Node) -> list[HotPrefix]:
     """The nodes where prompts part; a parent has as many requests as its children, or more."""
     found: list[HotPrefix] = []
-    todo: list[tuple[_Node, BlockKey | None]] = [(node, None) for node in _shared(root)]
+    todo: list[tuple[_Node, BlockKey | None]] = [(node, None) for node in root.children.values()]
     while todo and len(found) < MAX_PREFIXES:
         todo.sort(key=lambda each: (each[0].num_requests, each[0].last_used_at))
         node, parent = todo.pop()
@@ -104,13 +107,8 @@ def _hottest(root: _Node) -> list[HotPrefix]:
                 last_used_at=node.last_used_at,
             )
         )
-        todo += [(child, node.key) for child in _shared(node)]
+        todo += [(child, node.key) for child in node.children.values()]
     return found
-
-
-def _shared(node: _Node) -> list[_Node]:
-    """The children that more than one request has."""
-    return [child for child in node.children.values() if child.num_requests > 1]
 
 
 def name_of(key: BlockKey) -> str:
