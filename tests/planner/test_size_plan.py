@@ -18,6 +18,7 @@ from expediter.planner.settings import SizeConfig
 from expediter.planner.size import size_plan
 from expediter.simulation.costs import LinearCost
 from expediter.simulation.models import model_names, named_model
+from expediter.simulation.roofline import GPUS
 
 GIB = 1 << 30
 CHAT = "--rate 20 --shared 2000 --history 3000 --new 1000 --cost linear"
@@ -236,3 +237,46 @@ def test_the_largest_batch_is_the_largest(tpot: float, kv_tokens: int) -> None:
     )
     assert found.num_replicas > 0
     assert math.isinf(found.num_replicas) == (batch == 0)
+
+
+OWN = """
+model = "mine"
+gpu = "b300"
+gpus = 4
+new = 1000
+link = ["rail"]
+
+[own.gpus.b300]
+flops = 2.5e15
+memory-bandwidth = 8e12
+memory-bytes = 288e9
+
+[own.links.rail]
+bytes-per-second = 1e11
+latency-seconds = 0.001
+
+[own.models.mine]
+params = 30e9
+layers = 48
+heads = 32
+kv-heads = 4
+"""
+
+
+def test_own_facts_stand_beside_the_built_in_ones(tmp_path: Path) -> None:
+    """48 x 2 x 4 x 128 x 2 B; 98 MB over 4 x 100 GB/s are 0.25 ms, and 1 ms to begin."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(OWN)
+    found = figures(shlex.quote(str(file)), tmp_path)
+    assert found["kv_bytes_per_token"] == 98_304
+    assert found["kv_tokens_per_replica"] == (0.9 * 4 * 288e9 - 60e9) // 98_304
+    assert found["transfer_seconds_rail"] == pytest.approx(0.001246, rel=1e-3)
+
+
+def test_every_fact_has_a_source() -> None:
+    result = CliRunner().invoke(app, ["plan", "facts"])
+    assert result.exit_code == 0
+    assert "NVIDIA H100 product page" in result.output
+    sources = [gpu.source for gpu in GPUS.values()] + [link.source for link in LINKS.values()]
+    sources += [named_model(name).source for name in model_names()]
+    assert all(sources)

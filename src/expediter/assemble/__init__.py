@@ -12,6 +12,7 @@ from expediter.assemble.planner import (
     run_search_plan,
     run_size_plan,
     run_watch_plan,
+    show_facts,
 )
 from expediter.assemble.policies import build_policy
 from expediter.assemble.sweep import run_sweep
@@ -34,5 +35,6 @@ __all__ = [
     "run_sweep",
     "run_watch_plan",
     "run_worker",
+    "show_facts",
     "with_model",
 ]

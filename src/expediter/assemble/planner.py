@@ -39,3 +39,10 @@ def run_watch_plan(path: Path | None, *, flags: Mapping[str, Any]) -> None:
     from expediter.planner.watch_command import run_watch
 
     run_watch(load_section(WatchConfig, path, flags=flags), build_policy=build_policy)
+
+
+def show_facts() -> None:
+    """Print the GPUs, links and models that plans know by name."""
+    from expediter.planner.facts_command import run_facts
+
+    run_facts()

@@ -156,6 +156,12 @@ def watch(
     assemble.run_watch_plan(path, flags=flags)
 
 
+@app.command()
+def facts() -> None:
+    """The GPUs, links and models known by name, each with its source."""
+    assemble.show_facts()
+
+
 def _flags(arguments: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     """A command's file, and what was given besides, by the names of settings."""
     named = {name.replace("_", "-"): value for name, value in arguments.items()}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from expediter.model_spec import ModelSpec
 from expediter.planner import sizing
-from expediter.planner.facts import named_gpu
 from expediter.planner.links import LINKS, Link, named_link
+from expediter.planner.own import OwnFacts
 from expediter.simulation.costs import CostModel, LinearCost
 from expediter.simulation.models import named_model
 from expediter.simulation.roofline import Roofline
@@ -118,7 +118,7 @@ def _spec(case: Case) -> ModelSpec:
 def _cost(case: Case) -> CostModel:
     if case.cost == "linear":
         return LinearCost()
-    return Roofline(model=named_model(case.model), gpu=named_gpu(case.gpu), num_gpus=case.tp)
+    return Roofline(model=named_model(case.model), gpu=OwnFacts().gpu(case.gpu), num_gpus=case.tp)
 
 
 def _way(link: Link, num_bytes: int, num_links: int, prefill: float) -> Way:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from expediter.config import SchedulerConfig
 from expediter.planner.deployment import Deployment, Instance, Pool
-from expediter.planner.links import named_link
 from expediter.planner.settings import SearchConfig
 
 Rates = Mapping[tuple[Instance, int], float]
@@ -105,12 +104,14 @@ class Candidates:
     def _split(self, pair: "_Pair", *, nums: tuple[int, int], link: str) -> Deployment:
         """Every GPU of the smaller side has a link of its own."""
         num_links = min(pair.first.num_gpus, pair.second.num_gpus)
-        seconds = self.kv_bytes_per_token / (num_links * named_link(link).bytes_per_second)
+        seconds = self.kv_bytes_per_token / (
+            num_links * self.config.own.link(link).bytes_per_second
+        )
         prefill = self._pool(pair.first, nums[0], budget=pair.budget, chunked=False)
         return replace(
             self._deployment(prefill),
             decode=self._pool(pair.second, nums[1]),
-            transfer_seconds=seconds,
+            transfer_seconds=self.kv_bytes_per_token / speed,
         )
 
     def _deployment(self, pool: Pool) -> Deployment:

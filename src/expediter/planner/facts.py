@@ -9,8 +9,6 @@ from expediter.planner import sizing
 from expediter.planner.settings import SizeConfig
 from expediter.planner.units import size
 from expediter.simulation.catalog import named_cost
-from expediter.simulation.models import named_model
-from expediter.simulation.roofline import GPUS, Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +34,9 @@ class Facts:
 
     def __init__(self, config: SizeConfig) -> None:
         self.config = config
-        self.model = named_model(config.model)
+        self.model = config.own.model(config.model)
         self.spec = replace(self.model.spec, dtype=config.kv_dtype)
-        self.gpu = named_gpu(config.gpu)
+        self.gpu = config.own.gpu(config.gpu)
         self.cost = named_cost(config.cost)
         if self.memory.kv_bytes <= 0:
             raise ConfigError(self._no_room())
@@ -84,11 +82,3 @@ class Facts:
             f"{self.config.gpus} x {self.gpu.name} offer {size(memory.usable_bytes)}: "
             f"{short} are missing, and the KV cache needs some more"
         )
-
-
-def named_gpu(name: str) -> Gpu:
-    """A GPU by its datasheet; `ConfigError` says which there are."""
-    gpu = GPUS.get(name)
-    if gpu is None:
-        raise ConfigError(f"no GPU is called {name!r}; there are {', '.join(GPUS)}")
-    return gpu

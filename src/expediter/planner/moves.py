@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from expediter.errors import ConfigError
 from expediter.planner import sizing
 from expediter.planner.facts import Facts, Figure
-from expediter.planner.links import named_link
 from expediter.planner.units import big, milliseconds, percent, size, speed
 
 
@@ -23,7 +22,7 @@ def transfers(facts: Facts) -> Iterator[Figure]:
         how=f"{links} in parallel",
     )
     for name in facts.config.link:
-        link = named_link(name)
+        link = facts.config.own.link(name)
         found = sizing.transfer(num_bytes, link, num_links=links)
         yield Figure(
             name=f"transfer_seconds_{name}",
@@ -49,7 +48,7 @@ def offload(facts: Facts, tier: str) -> Iterator[Figure]:
         raise ConfigError("offload: give shared or history, the tokens that would be loaded")
     found = sizing.reuse(
         facts.cost,
-        named_link(tier),
+        facts.config.own.link(tier),
         num_tokens=num_tokens,
         num_bytes=facts.spec.kv_bytes(num_tokens),
         num_links=facts.num_links,
@@ -76,7 +75,7 @@ def offload(facts: Facts, tier: str) -> Iterator[Figure]:
 
 def edge(facts: Facts, uplink: str) -> Iterator[Figure]:
     """A robot may prefill itself and ship the KV, or send the prompt."""
-    link, traffic = named_link(uplink), facts.traffic
+    link, traffic = facts.config.own.link(uplink), facts.traffic
     kv = sizing.transfer(facts.spec.kv_bytes(traffic.num_prompt_tokens), link, num_links=1)
     if facts.config.prompt_bytes is None:
         raise ConfigError("uplink: give prompt-bytes, what the prompt is as text and images")

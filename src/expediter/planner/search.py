@@ -25,13 +25,11 @@ from expediter.errors import ConfigError
 from expediter.planner import sizing
 from expediter.planner.candidates import Candidate, Candidates
 from expediter.planner.deployment import Deployment, Instance
-from expediter.planner.facts import named_gpu
 from expediter.planner.goodput import Goodput
 from expediter.planner.settings import SearchConfig
 from expediter.planner.shapes import Shapes
 from expediter.planner.trial import Policy, Stage, Trial, requests, run_trial, traffic_of
 from expediter.planner.units import milliseconds
-from expediter.simulation.models import named_model
 from expediter.simulation.runners import Runner, in_turn
 from expediter.simulation.study import BuildPolicy
 
@@ -69,7 +67,11 @@ class PlacementSearch:
 
     def __init__(self, config: SearchConfig, *, build_policy: BuildPolicy) -> None:
         self._config = config
-        shapes = Shapes(config=config, model=named_model(config.model), gpu=named_gpu(config.gpu))
+        shapes = Shapes(
+            config=config,
+            model=config.own.model(config.model),
+            gpu=config.own.gpu(config.gpu),
+        )
         self.instances = shapes.feasible()
         self._candidates = Candidates(
             config=config, kv_bytes_per_token=shapes.spec.kv_bytes_per_token

@@ -6,6 +6,7 @@ import msgspec
 
 from expediter.config import Fraction, NotNegative, PolicyName, Positive, Seconds, Section
 from expediter.model_spec import DTYPE_BYTES
+from expediter.planner.own import OwnFacts
 from expediter.workload.catalog import TraceFormat
 
 Tokens = Annotated[int, msgspec.Meta(ge=0)]
@@ -44,6 +45,7 @@ class SizeConfig(Section, frozen=True, kw_only=True):
     pool_rates: tuple[Seconds, Seconds] | None = None  # requests/s that one GPU of each serves
     colocated_rate: Seconds | None = None  # and one that does both
     json: str | None = None
+    own: OwnFacts = OwnFacts()
 
     def __post_init__(self) -> None:
         """Types that have no known size are errors."""
@@ -133,6 +135,7 @@ class SearchConfig(TrafficConfig, frozen=True, kw_only=True):
     plot: str | None = None
     config: str | None = None
     commands: str | None = None
+    own: OwnFacts = OwnFacts()
 
     def __post_init__(self) -> None:
         """As for all traffic, and types must have a size."""

@@ -5,6 +5,7 @@ attention, gated or plain feed-forward (all experts of a mixture), embeddings, o
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,17 @@ from expediter.errors import ConfigError
 from expediter.model_spec import ModelSpec
 from expediter.simulation.roofline import MODELS, ModelFacts
 
+OPT = "Table 1 of the OPT paper, arXiv 2205.01068"
 
-def _facts(
-    name: str, *, params: float, layers: int, heads: int, kv_heads: int, head_size: int = 128
-) -> ModelFacts:
-    spec = ModelSpec(name=name, num_layers=layers, num_kv_heads=kv_heads, head_size=head_size)
+
+def _facts(name: str, *, params: float, layers: int, heads: int, kv_heads: int) -> ModelFacts:
+    spec = ModelSpec(name=name, num_layers=layers, num_kv_heads=kv_heads, head_size=128)
     return ModelFacts(spec=spec, num_params=params, num_heads=heads)
+
+
+def _opt(name: str, *, params: float, layers: int, heads: int) -> ModelFacts:
+    facts = _facts(name, params=params, layers=layers, heads=heads, kv_heads=heads)
+    return replace(facts, source=OPT)
 
 
 MORE_MODELS = {
@@ -28,10 +34,9 @@ MORE_MODELS = {
         _facts("mistral-7b", params=7.24e9, layers=32, heads=32, kv_heads=8),
         _facts("qwen2.5-72b", params=72.7e9, layers=80, heads=64, kv_heads=8),
         _facts("llama3.1-405b", params=405.9e9, layers=126, heads=128, kv_heads=8),
-        # Layers, heads and sizes of Table 1 in the OPT paper (arXiv 2205.01068).
-        _facts("opt-13b", params=13e9, layers=40, heads=40, kv_heads=40),
-        _facts("opt-66b", params=66e9, layers=64, heads=72, kv_heads=72),
-        _facts("opt-175b", params=175e9, layers=96, heads=96, kv_heads=96),
+        _opt("opt-13b", params=13e9, layers=40, heads=40),
+        _opt("opt-66b", params=66e9, layers=64, heads=72),
+        _opt("opt-175b", params=175e9, layers=96, heads=96),
         ModelFacts(
             # config.json of DeepSeek-V3: kv_lora_rank 512 + qk_rope_head_dim 64.
             spec=ModelSpec(

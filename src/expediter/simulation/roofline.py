@@ -15,29 +15,33 @@ from expediter.scheduling.output import StepWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU by its datasheet: dense 16-bit FLOP/s, bytes/s of memory, bytes of memory."""
+    """One GPU by its datasheet: dense 16-bit FLOP/s, bytes/s of memory, bytes of memory.
+
+    `source` is who says so.
+    """
 
     name: str
     flops: float
     memory_bandwidth: float
     memory_bytes: float
+    source: str = ""
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu(name="a100", flops=312e12, memory_bandwidth=2.039e12, memory_bytes=80e9),
-        Gpu(name="h100", flops=989e12, memory_bandwidth=3.35e12, memory_bytes=80e9),
-        Gpu(name="h200", flops=989e12, memory_bandwidth=4.8e12, memory_bytes=141e9),
-        Gpu(name="b200", flops=2250e12, memory_bandwidth=8.0e12, memory_bytes=180e9),
-        Gpu(name="mi300x", flops=1307e12, memory_bandwidth=5.3e12, memory_bytes=192e9),
-        Gpu(name="l40s", flops=362e12, memory_bandwidth=0.864e12, memory_bytes=48e9),
-        Gpu(name="l4", flops=121e12, memory_bandwidth=0.3e12, memory_bytes=24e9),
-        Gpu(name="a10", flops=125e12, memory_bandwidth=0.6e12, memory_bytes=24e9),
-        Gpu(name="a6000", flops=155e12, memory_bandwidth=0.768e12, memory_bytes=48e9),
-    )
+_DATASHEETS = {
+    "a100": (312e12, 2.039e12, 80e9, "NVIDIA A100 datasheet, SXM 80 GB"),
+    "h100": (989e12, 3.35e12, 80e9, "NVIDIA H100 product page, SXM"),
+    "h200": (989e12, 4.8e12, 141e9, "NVIDIA H200 product page, SXM"),
+    "b200": (2250e12, 8.0e12, 180e9, "NVIDIA B200 datasheet, HGX"),
+    "mi300x": (1307e12, 5.3e12, 192e9, "AMD MI300X datasheet"),
+    "l40s": (362e12, 0.864e12, 48e9, "NVIDIA L40S datasheet"),
+    "l4": (121e12, 0.3e12, 24e9, "NVIDIA L4 datasheet"),
+    "a10": (125e12, 0.6e12, 24e9, "NVIDIA A10 datasheet"),
+    "a6000": (155e12, 0.768e12, 48e9, "NVIDIA RTX A6000 datasheet"),
 }
-"""The A100, H100 and H200 are SXM modules."""
+GPUS = {
+    name: Gpu(name=name, flops=flops, memory_bandwidth=bandwidth, memory_bytes=size, source=source)
+    for name, (flops, bandwidth, size, source) in _DATASHEETS.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class ModelFacts:
     spec: ModelSpec
     num_params: float
     num_heads: int
+    source: str = "its config.json and model card"
 
     @property
     def weight_bytes(self) -> float:
