@@ -104,9 +104,7 @@ class Candidates:
     def _split(self, pair: "_Pair", *, nums: tuple[int, int], link: str) -> Deployment:
         """Every GPU of the smaller side has a link of its own."""
         num_links = min(pair.first.num_gpus, pair.second.num_gpus)
-        seconds = self.kv_bytes_per_token / (
-            num_links * self.config.own.link(link).bytes_per_second
-        )
+        speed = num_links * self.config.own.link(link).bytes_per_second
         prefill = self._pool(pair.first, nums[0], budget=pair.budget, chunked=False)
         return replace(
             self._deployment(prefill),
