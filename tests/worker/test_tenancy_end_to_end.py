@@ -13,7 +13,7 @@ from expediter.gateway.gateway import Gateway
 from expediter.gateway.tenants import make_key
 from expediter.routing.cache_aware import CacheAware
 
-PROMPT = "a prompt of some length, so that it fills blocks. " * 4
+PROMPT = "a prompt of some length, so that it fills blocks. " * 8  # and the gateway's, of text
 SECRET = "what only the server knows"
 
 
