@@ -108,6 +108,14 @@ async def test_completions_say_what_is_wrong(
             {**CHAT, "continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
         ),
+        (
+            {
+                "messages": [{"role": "assistant", "content": []}],
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+            "messages",
+        ),
     ],
 )
 async def test_chats_say_what_is_wrong(

@@ -174,7 +174,8 @@ def _open_end(text: str, message: Mapping[str, Any]) -> str:
     """The rendered conversation without what the template puts after its last message."""
     content = message.get("content")
     if isinstance(content, list):
-        content = content[-1].get("text") if isinstance(content[-1], dict) else content[-1]
+        last = content[-1] if content else None
+        content = last.get("text") if isinstance(last, dict) else last
     words = content.strip() if isinstance(content, str) else ""
     place = text.rfind(words) if words else -1
     if place < 0:
