@@ -21,9 +21,9 @@ from starlette.routing import Route
 from expediter.config.routing import PolicyName
 from expediter.dashboard.events import MAX_LISTENERS, Events, Snapshots
 from expediter.dashboard.later import made_later
-from expediter.dashboard.pages import STATIC
 from expediter.gateway.processes_operator import ProcessUnavailable
 from expediter.gateway.reports import Json
+from expediter.pages import STATIC
 
 TOKEN = "0123456789abcdef"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

@@ -7,16 +7,13 @@ could. Everything is a GET whose query string is the whole question.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from expediter.errors import ConfigError, RequestError
 from expediter.lab import burst, demo, disaggregation, policies
@@ -28,16 +25,9 @@ from expediter.lab.questions import (
     choices,
     parse,
 )
+from expediter.pages import HEADERS, files, page
 from expediter.simulation.study import BuildPolicy
 
-STATIC = Path(__file__).parents[1] / "static"
-HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 Handler = Callable[[Request], Awaitable[Response]]
 GONE = 499  # what nobody will read: the client has closed the connection
 WATCH_SECONDS = 0.1
@@ -47,8 +37,8 @@ def create_lab_routes(*, build_policy: BuildPolicy, pool: Pool | None = None) ->
     """The page under /lab, its files under /static, its answers under /api/lab."""
     answers = _Answers(pool or Pool(), build_policy)
     return [
-        Route("/lab", _page),
-        Mount("/static", _Files(directory=STATIC)),
+        page("/lab", name="lab"),
+        files(),
         *(
             Route(f"/api/lab/{name}", _refusing(handler))
             for name, handler in (
@@ -75,7 +65,7 @@ def create_lab_app(*, build_policy: BuildPolicy) -> Starlette:
             pool.close()
 
     routes = create_lab_routes(build_policy=build_policy, pool=pool)
-    return Starlette(routes=[Route("/", _page), *routes], lifespan=lifespan)
+    return Starlette(routes=[page("/", name="lab"), *routes], lifespan=lifespan)
 
 
 class _Answers:
@@ -146,16 +136,3 @@ def _json(content: Any, *, status: int = 200) -> Response:
         media_type="application/json",
         headers=HEADERS,
     )
-
-
-async def _page(_: Request) -> Response:
-    return FileResponse(STATIC / "lab.html", media_type="text/html", headers=HEADERS)
-
-
-class _Files(StaticFiles):
-    """With the page's headers."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response
