@@ -6,7 +6,6 @@ from expediter.config import DisaggregationConfig
 from expediter.errors import ConfigError
 from expediter.gateway.legs import Legs
 from expediter.routing.disaggregated import Disaggregated
-from expediter.routing.gpu_cost import NAMED_COSTS
 
 
 def build_splitting(config: DisaggregationConfig, *, num_processes: int, clock: Clock) -> Splitting:
@@ -16,20 +15,7 @@ def build_splitting(config: DisaggregationConfig, *, num_processes: int, clock: 
             "gateway.disaggregation.rebalance needs gateway.processes = 1: "
             "each process would change roles by itself"
         )
-    cost = NAMED_COSTS.get(config.gpu_cost)
-    if cost is None:
-        raise ConfigError(
-            f"gateway.disaggregation.gpu-cost is {config.gpu_cost!r}; "
-            f"allowed are {', '.join(NAMED_COSTS)}"
-        )
-    policy = Disaggregated(
-        clock=clock,
-        cost=cost,
-        min_uncached_tokens=config.min_uncached_tokens,
-        decode_weight=config.decode_weight,
-        transfer_seconds_per_token=config.transfer_seconds_per_token,
-        always=config.split == "always",
-    )
+    policy = Disaggregated.configured(config, clock=clock)
     return Splitting(bodies=Legs(), policy=policy, lease_seconds=config.lease_seconds)
 
 

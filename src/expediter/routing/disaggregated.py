@@ -17,12 +17,15 @@ second request costs more than it saves. How fast prefill workers are is learnt 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 
 from expediter.clock import Clock
+from expediter.config import DisaggregationConfig
+from expediter.errors import ConfigError
 from expediter.load import WorkerId
-from expediter.routing.gpu_cost import GpuCost
+from expediter.routing.gpu_cost import NAMED_COSTS, GpuCost
 from expediter.routing.policy import Turns
 from expediter.routing.prefill_speed import PrefillSpeed
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
@@ -71,6 +74,24 @@ class Disaggregated:
         self._prefilling: dict[str, _Prefilling] = {}
         self._free_since: dict[WorkerId, float] = {}
         self._transfer_seconds_per_token = transfer_seconds_per_token
+
+    @classmethod
+    def configured(cls, config: DisaggregationConfig, *, clock: Clock) -> Self:
+        """By settings; ConfigError for a regression that does not exist."""
+        cost = NAMED_COSTS.get(config.gpu_cost)
+        if cost is None:
+            raise ConfigError(
+                f"gateway.disaggregation.gpu-cost is {config.gpu_cost!r}; "
+                f"allowed are {', '.join(NAMED_COSTS)}"
+            )
+        return cls(
+            clock=clock,
+            cost=cost,
+            min_uncached_tokens=config.min_uncached_tokens,
+            decode_weight=config.decode_weight,
+            transfer_seconds_per_token=config.transfer_seconds_per_token,
+            always=config.split == "always",
+        )
 
     def choose(
         self,

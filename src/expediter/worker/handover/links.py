@@ -2,6 +2,8 @@
 
 Who reads KV connects. What comes over a connection goes to its receiver at once; that it is gone,
 too. The other worker's pools outlive their connection until nothing is copied from them any more.
+
+`Ways` is what a hand-over needs of them. `Links` are over TCP; a simulator has others.
 """
 
 import asyncio
@@ -20,25 +22,49 @@ from expediter.transfer.messages import (
     FromTarget,
     Gone,
     Hello,
+    Message,
     Offer,
     Progress,
     Queued,
     Release,
 )
 from expediter.transfer.peer import PeerConnection, connect_peer, serve_peers
-from expediter.worker.handover.pools import Pools, RemotePools
+from expediter.worker.handover.pools import Pools, ReadablePools
 
 logger = logging.getLogger(__name__)
+
+Spawn = Callable[..., "asyncio.Task[object]"]
+
+
+class Connection(Protocol):
+    """Another worker that can be talked to."""
+
+    def __hash__(self) -> int:
+        """Each is itself only."""
+        ...
+
+    @property
+    def hello(self) -> Hello:
+        """Who it said it is."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Never waits; nothing happens if it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Hang up. May be called twice."""
+        ...
 
 
 class Ears(Protocol):
     """Who is told what comes over connections."""
 
-    def from_target(self, peer: PeerConnection, message: FromTarget) -> None:
+    def from_target(self, peer: Connection, message: FromTarget) -> None:
         """Of a worker that reads ours."""
         ...
 
-    def target_lost(self, peer: PeerConnection) -> None:
+    def target_lost(self, peer: Connection) -> None:
         """It cannot be talked to any more."""
         ...
 
@@ -54,7 +80,7 @@ class Ears(Protocol):
 class Link:
     """A worker that we read from; `num_users` transfers may still copy."""
 
-    def __init__(self, connection: PeerConnection, pools: RemotePools) -> None:
+    def __init__(self, connection: Connection, pools: ReadablePools) -> None:
         self.connection = connection
         self.pools = pools
         self.num_users = 0
@@ -71,16 +97,32 @@ class Link:
             self.pools.close()
 
 
-class Links:
+class Ways(Protocol):
     """All connections of one worker; `spawn` starts a task that ends with the worker."""
 
-    def __init__(
-        self,
-        engine_id: EngineId,
-        *,
-        pools: Pools,
-        spawn: Callable[..., "asyncio.Task[object]"],
-    ) -> None:
+    spawn: Spawn
+
+    def __len__(self) -> int:
+        """Workers that can be read now."""
+        ...
+
+    async def listen(self, host: str, port: int, ears: Ears) -> int:
+        """Take connections; the port they come to."""
+        ...
+
+    async def connect(self, host: str, port: int, engine_id: EngineId) -> Link:
+        """A connection to a worker, old or new; TransferError if there can be none."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up everywhere and listen no more."""
+        ...
+
+
+class Links:
+    """See `Ways`."""
+
+    def __init__(self, engine_id: EngineId, *, pools: Pools, spawn: Spawn) -> None:
         self._pools = pools
         self.spawn = spawn
         self._hello = Hello(engine_id=engine_id, pools=pools.describe())
@@ -96,14 +138,14 @@ class Links:
         return len(self._links)
 
     async def listen(self, host: str, port: int, ears: Ears) -> int:
-        """Take connections; the port they come to."""
+        """See `Ways`."""
         self._ears = ears
         self._server = await serve_peers(host, port, self._hello, self._accept)
         number: int = self._server.sockets[0].getsockname()[1]
         return number
 
     async def connect(self, host: str, port: int, engine_id: EngineId) -> Link:
-        """A connection to a worker, old or new; TransferError if there can be none."""
+        """See `Ways`."""
         address = (host, port)
         async with self._connecting.setdefault(address, asyncio.Lock()):
             link = self._links.get(address)
@@ -114,7 +156,7 @@ class Links:
         return link
 
     async def close(self) -> None:
-        """Hang up everywhere and listen no more."""
+        """See `Ways`."""
         if self._server is not None:
             self._server.close()
         for connection in (*self._accepted, *(link.connection for link in self._links.values())):
@@ -131,7 +173,7 @@ class Links:
             connection.close()
             raise
         link = Link(connection, pools)
-        self.spawn(self._read_source(address, link))
+        self.spawn(self._read_source(address, link, connection))
         return link
 
     def _accept(self, connection: PeerConnection) -> None:
@@ -153,10 +195,12 @@ class Links:
             self._accepted.discard(connection)
             self._ears.target_lost(connection)
 
-    async def _read_source(self, address: tuple[str, int], link: Link) -> None:
+    async def _read_source(
+        self, address: tuple[str, int], link: Link, connection: PeerConnection
+    ) -> None:
         assert self._ears is not None, "connects before it listens"
         try:
-            async with aclosing(link.connection.messages()) as messages:
+            async with aclosing(connection.messages()) as messages:
                 async for message in messages:
                     if not isinstance(message, Queued | Offer | Progress | Done | Gone):
                         break
@@ -164,7 +208,7 @@ class Links:
         except TransferError as error:
             logger.warning("%s: %s", link.engine_id, error)
         finally:
-            link.connection.close()
+            connection.close()
             link.is_lost = True
             if self._links.get(address) is link:
                 del self._links[address]

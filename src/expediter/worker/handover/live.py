@@ -4,7 +4,8 @@ Everything happens on the event loop, between two of its turns; only bytes are c
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 from expediter.clock import Clock
 from expediter.request import Request, RequestId, RequestOutput
@@ -12,13 +13,12 @@ from expediter.scheduling.handover import Admission
 from expediter.scheduling.output import SchedulerOutput
 from expediter.transfer.lease import HEARTBEATS, LeaseTable
 from expediter.transfer.messages import FromSource, FromTarget
-from expediter.transfer.peer import PeerConnection
 from expediter.transfer.source import HandoverSource
 from expediter.transfer.target import HandoverTarget
 from expediter.worker.handover.contract import HandingWorker
 from expediter.worker.handover.legs import Leg, PrefillLeg
-from expediter.worker.handover.links import Link, Links
-from expediter.worker.handover.pools import Pools
+from expediter.worker.handover.links import Connection, Link, Ways
+from expediter.worker.handover.pools import OwnPools
 from expediter.worker.handover.receiving import Receiver
 from expediter.worker.handover.sending import Address, Sender
 from expediter.worker.handover.stats import TransferStats
@@ -34,11 +34,11 @@ class LiveHandover:
         self,
         terms: Terms,
         *,
-        pools: Pools,
+        pools: OwnPools,
+        links: Ways,
         clock: Clock,
         wall_clock: Clock,
         watch_layers: WatchLayers | None,
-        spawn: Callable[..., "asyncio.Task[object]"],
     ) -> None:
         self.stats = TransferStats()
         self.terms = terms
@@ -46,11 +46,10 @@ class LiveHandover:
         self._clock = clock
         self._wall_clock = wall_clock
         self._watch_layers = watch_layers
-        self._spawn = spawn
         self._is_watching = False
         self._is_busy = asyncio.Event()
         self._is_idle = asyncio.Event()
-        self._links = Links(terms.engine_id, pools=pools, spawn=spawn)
+        self._links = links
         self._address: Address | None = None
 
     @property
@@ -142,7 +141,7 @@ class LiveHandover:
             num_ranks=self._pools.num_ranks,
             block_size=self._pools.layout.block_size,
         )
-        self._spawn(self._keep_time())
+        self._links.spawn(self._keep_time())
 
     async def close(self) -> None:
         """Hang up and listen no more."""
@@ -196,12 +195,12 @@ class LiveHandover:
         self._flush()
         await self._is_idle.wait()
 
-    def from_target(self, peer: PeerConnection, message: FromTarget) -> None:
+    def from_target(self, peer: Connection, message: FromTarget) -> None:
         """See `Ears`."""
         self._source.receive(peer, message)
         self._flush()
 
-    def target_lost(self, peer: PeerConnection) -> None:
+    def target_lost(self, peer: Connection) -> None:
         """See `Ears`."""
         self._source.peer_lost(peer)
 
@@ -238,8 +237,7 @@ class LiveHandover:
 
     def _send(self) -> None:
         for peer, message in self._source.take_messages():
-            assert isinstance(peer, PeerConnection)
-            peer.send(message)
+            cast("Connection", peer).send(message)
 
     async def _keep_time(self) -> None:
         """Notice what is over by time, while there is anything that could be."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from expediter.clock import Clock
 from expediter.errors import ExpediterError
+from expediter.worker.handover.links import Links
 from expediter.worker.handover.live import LiveHandover
 from expediter.worker.handover.pools import Pools
 from expediter.worker.handover.terms import Terms, WatchLayers
@@ -35,10 +36,10 @@ async def open_handover(
         handover = LiveHandover(
             terms,
             pools=pools,
+            links=Links(terms.engine_id, pools=pools, spawn=spawn),
             clock=clock,
             wall_clock=wall_clock,
             watch_layers=watch_layers,
-            spawn=spawn,
         )
         try:
             yield handover

@@ -6,7 +6,7 @@ here is the best transport that both sides have.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from expediter.errors import LayoutMismatch, TransferError
 from expediter.transfer.copy_plan import copy_plan, shards_for
@@ -23,6 +23,32 @@ class Copied(NamedTuple):
     num_descriptors: int
 
 
+class ReadablePools(Protocol):
+    """Another worker's pools, which can be read."""
+
+    async def pull(self, order: PullOrder) -> Copied:
+        """Copy the blocks of an order into ours; TransferError if that cannot be done."""
+        ...
+
+    def close(self) -> None:
+        """Let go of them; no pull may be under way. May be called twice."""
+        ...
+
+
+class OwnPools(Protocol):
+    """What a hand-over has to know of a worker's own pools."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """Of the first pool; what all have in common is the same in each."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share the heads."""
+        ...
+
+
 class _Route(NamedTuple):
     transport: KVTransport
     peer: KVPeer
@@ -30,13 +56,13 @@ class _Route(NamedTuple):
 
 
 class RemotePools:
-    """Another worker's pools, connected."""
+    """See `ReadablePools`."""
 
     def __init__(self, routes: Sequence[_Route]) -> None:
         self._routes = list(routes)
 
     async def pull(self, order: PullOrder) -> Copied:
-        """Copy the blocks of an order into ours; TransferError if that cannot be done."""
+        """See `ReadablePools`."""
         num_bytes = num_descriptors = 0
         for transport, peer, heads in self._routes:
             try:
@@ -56,7 +82,7 @@ class RemotePools:
         return Copied(num_bytes, num_descriptors)
 
     def close(self) -> None:
-        """Let go of them; no pull may be under way. May be called twice."""
+        """See `ReadablePools`."""
         routes, self._routes = self._routes, []
         for peer in {id(route.peer): route.peer for route in routes}.values():
             peer.close()
@@ -70,12 +96,12 @@ class Pools:
 
     @property
     def layout(self) -> KVLayout:
-        """Of the first pool; what all have in common is the same in each."""
+        """See `OwnPools`."""
         return self._pools[0][0].layout
 
     @property
     def num_ranks(self) -> int:
-        """Processes that share the heads."""
+        """See `OwnPools`."""
         return len(self._pools)
 
     def describe(self) -> tuple[tuple[KVHandle, ...], ...]:

@@ -17,7 +17,7 @@ from expediter.transfer.incoming import PullOrder, Reservation
 from expediter.transfer.target import Failed, FirstToken, HandoverTarget, Taken, TargetEvent
 from expediter.worker.handover.contract import HandingWorker
 from expediter.worker.handover.legs import FIELD, DecodeLeg
-from expediter.worker.handover.links import Link, Links
+from expediter.worker.handover.links import Link, Ways
 from expediter.worker.handover.sending import prompt_digest
 from expediter.worker.handover.stats import TransferStats
 
@@ -50,7 +50,7 @@ class Receiver:
         self,
         target: HandoverTarget,
         *,
-        links: Links,
+        links: Ways,
         worker: HandingWorker,
         stats: TransferStats,
         clock: Clock,
