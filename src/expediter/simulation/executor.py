@@ -68,6 +68,11 @@ class SimulatedExecutor:
         self.num_prompt_tokens += work.num_prompt_tokens
         return ModelOutput(tokens=_SameTokens(jump.num_steps), num_steps=jump.num_steps)
 
+    @property
+    def step_ends_at(self) -> float | None:
+        """When what runs now will be over, as things stand; None if nothing runs."""
+        return None if self._jump is None else self._jump.timer.when()
+
     def interrupt(self) -> None:
         """Something arrived: stop after the step that runs now."""
         if self._jump is not None:

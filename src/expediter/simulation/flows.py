@@ -9,6 +9,7 @@ flows in simulators.
 Pure arithmetic: time comes in as numbers, and must not run backwards.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 Link = Hashable
@@ -18,13 +19,17 @@ _SLACK = 1e-9  # seconds of a flow's own rate: what is left of it then is roundi
 
 
 class Flow:
-    """A transfer under way over `links`; `rate` in bytes a second holds until anything changes."""
+    """A transfer under way over `links`; `rate` in bytes a second holds until anything changes.
 
-    __slots__ = ("links", "num_bytes_left", "rate")
+    It never goes faster than `limit`.
+    """
 
-    def __init__(self, links: Sequence[Link], num_bytes: float) -> None:
+    __slots__ = ("limit", "links", "num_bytes_left", "rate")
+
+    def __init__(self, links: Sequence[Link], num_bytes: float, limit: float = math.inf) -> None:
         self.links = links
         self.num_bytes_left = num_bytes
+        self.limit = limit
         self.rate = 0.0
 
     @property
@@ -44,10 +49,12 @@ class Flows:
     def __len__(self) -> int:
         return len(self._flows)
 
-    def start(self, links: Sequence[Link], num_bytes: float, *, now: float) -> Flow:
+    def start(
+        self, links: Sequence[Link], num_bytes: float, *, now: float, limit: float = math.inf
+    ) -> Flow:
         """A new flow over all of these links at once; the others make room."""
         self._advance(now)
-        flow = Flow(links, num_bytes)
+        flow = Flow(links, num_bytes, limit)
         self._flows[flow] = None
         self._share()
         return flow
@@ -56,6 +63,13 @@ class Flows:
         """Take a flow out, however far it got; nothing happens if it has gone."""
         self._advance(now)
         if self._flows.pop(flow, flow) is None:
+            self._share()
+
+    def unlimit(self, flow: Flow, *, now: float) -> None:
+        """Let a flow go as fast as the links allow; nothing happens if it has gone."""
+        self._advance(now)
+        if flow in self._flows:
+            flow.limit = math.inf
             self._share()
 
     def take_ended(self, *, now: float) -> list[Flow]:
@@ -89,19 +103,25 @@ class Flows:
 
 
 def max_min_shares(flows: Iterable[Flow], bandwidth: Mapping[Link, float]) -> dict[Flow, float]:
-    """Every flow's rate in bytes a second."""
+    """Every flow's rate in bytes a second; a limit is a link that nobody else uses."""
     on_link: dict[Link, dict[Flow, None]] = {}
+    free: dict[Link, float] = {}
     for flow in flows:
         for link in flow.links:
             on_link.setdefault(link, {})[flow] = None
-    free = {link: bandwidth[link] for link in on_link}
+            free[link] = bandwidth[link]
+        if flow.limit < math.inf:
+            on_link[flow] = {flow: None}
+            free[flow] = flow.limit
     rates: dict[Flow, float] = {}
     while on_link:
         tightest = min(on_link, key=lambda link: free[link] / len(on_link[link]))
         share = free[tightest] / len(on_link[tightest])
         for flow in list(on_link[tightest]):
             rates[flow] = share
-            for link in dict.fromkeys(flow.links):
+            for link in dict.fromkeys((*flow.links, flow)):
+                if link not in on_link:
+                    continue
                 free[link] -= share
                 del on_link[link][flow]
                 if not on_link[link]:

@@ -7,7 +7,9 @@ NVLink's 900 GB/s on an H100 are 450 one way, which is what is meant here.
 """
 
 import asyncio
+import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from expediter.load import WorkerId
 from expediter.simulation.flows import Flow, Flows, Link
 
 GB = 1e9
+_INSTANT = 1e-9  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +57,58 @@ class SimulatedLinks:
         self._rng = rng or random.Random(0)
         self._flows = Flows(_bandwidths(node_of, interconnect))
         self._arrivals: dict[Flow, asyncio.Future[None]] = {}
-        self._cut: set[WorkerId] = set()
+        self._cut: Counter[WorkerId] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self.num_transfers = 0  # that arrived
         self.num_failures = 0
         self.num_bytes = 0  # of those that arrived
+        self.received_bytes: Counter[WorkerId] = Counter()  # the same, by target
 
-    async def transfer(self, source: WorkerId, target: WorkerId, num_bytes: int) -> None:
+    def latency(self, source: WorkerId, target: WorkerId) -> float:
+        """Seconds until the first byte has arrived."""
+        there = self._interconnect
+        return there.nvlink_latency if self._are_near(source, target) else there.nic_latency
+
+    async def transfer(
+        self,
+        source: WorkerId,
+        target: WorkerId,
+        num_bytes: int,
+        *,
+        ready_at: float | None = None,
+    ) -> None:
         """Returns when the last byte has arrived; TransferError if the way breaks before.
 
-        When cancelled, it gives up its share at once.
+        The bytes are written evenly until `ready_at`, if that is still to come, and flow no
+        faster. When cancelled, it gives up its share at once.
         """
-        is_near = self._node_of[source] == self._node_of[target]
-        kind = "nvlink" if is_near else "nic"
-        there = self._interconnect
-        await asyncio.sleep(there.nvlink_latency if is_near else there.nic_latency)
+        kind = "nvlink" if self._are_near(source, target) else "nic"
+        latency = self.latency(source, target)
+        await asyncio.sleep(latency)
         for worker_id in (source, target):
-            if worker_id in self._cut:
+            if self._cut[worker_id]:
                 self.num_failures += 1
                 raise TransferError(f"{worker_id} cannot be reached")
         breaks = self._failure_share > 0 and self._rng.random() < self._failure_share
         links = ((kind, "out", source), (kind, "in", target))
-        await self._arrival(links, num_bytes * self._rng.random() if breaks else num_bytes)
+        await self._arrival(
+            links,
+            num_bytes * self._rng.random() if breaks else num_bytes,
+            ready_at=ready_at + latency if ready_at is not None else 0.0,
+        )
         if breaks:
             self.num_failures += 1
             raise TransferError(f"the transfer from {source} to {target} broke")
         self.num_transfers += 1
         self.num_bytes += num_bytes
+        self.received_bytes[target] += num_bytes
 
     def cut(self, worker_id: WorkerId) -> None:
-        """Break all transfers to and from a worker, and all to come until it is mended."""
-        self._cut.add(worker_id)
+        """Break all transfers to and from a worker, and all to come until it is mended.
+
+        What is cut twice must be mended twice.
+        """
+        self._cut[worker_id] += 1
         for kind in ("nvlink", "nic"):
             for way in ("out", "in"):
                 for flow in self._flows.crossing((kind, way, worker_id)):
@@ -98,22 +122,35 @@ class SimulatedLinks:
 
     def mend(self, worker_id: WorkerId) -> None:
         """Let a worker be reached again."""
-        self._cut.discard(worker_id)
+        self._cut[worker_id] -= 1
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _arrival(self, links: tuple[Link, ...], num_bytes: float) -> None:
-        flow = self._flows.start(links, num_bytes, now=self._now)
-        self._arrivals[flow] = arrival = asyncio.get_running_loop().create_future()
+    def _are_near(self, source: WorkerId, target: WorkerId) -> bool:
+        return self._node_of[source] == self._node_of[target]
+
+    async def _arrival(self, links: tuple[Link, ...], num_bytes: float, *, ready_at: float) -> None:
+        loop, left = asyncio.get_running_loop(), ready_at - self._now
+        limit = num_bytes / left if left > _INSTANT else math.inf
+        flow = self._flows.start(links, num_bytes, now=self._now, limit=limit)
+        timer = loop.call_at(ready_at, self._unlimit, flow) if limit < math.inf else None
+        self._arrivals[flow] = arrival = loop.create_future()
         self._schedule()
         try:
             await arrival
         finally:
+            if timer is not None:
+                timer.cancel()
             if self._arrivals.pop(flow, None) is not None:  # cancelled on its way
                 self._flows.stop(flow, now=self._now)
                 self._schedule()
+
+    def _unlimit(self, flow: Flow) -> None:
+        """All of its bytes are written."""
+        self._flows.unlimit(flow, now=self._now)
+        self._schedule()
 
     def _schedule(self) -> None:
         """Wake up when the next transfer will have arrived, as things stand."""

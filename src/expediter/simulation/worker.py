@@ -7,17 +7,21 @@ it was answering is lost; when it starts again, an empty worker takes its place.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from expediter.config import KVCacheConfig, SchedulerConfig
 from expediter.errors import ClusterError, WorkerLost, WorkerRefused
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, KVCacheEvent
 from expediter.kvcache.hashing import CacheNamespace
 from expediter.kvcache.manager import KVCacheManager
-from expediter.load import WorkerId
+from expediter.load import WorkerId, WorkerLoad
 from expediter.request import Request, RequestOutput
+from expediter.scheduling.output import Executor
 from expediter.scheduling.scheduler import Scheduler
 from expediter.simulation.costs import CostModel
 from expediter.simulation.executor import Pipeline, SimulatedExecutor
+from expediter.worker.handover.contract import Handover
+from expediter.worker.handover.legs import Leg
 from expediter.worker.worker import Worker
 
 Listener = Callable[[Sequence[KVCacheEvent]], None]
@@ -41,13 +45,38 @@ class WorkerModel:
         return self.kv_cache.num_blocks or self.kv_tokens // self.kv_cache.block_size
 
 
+class HandsOver(Protocol):
+    """Moves KV for one replica: anew with each worker that it starts."""
+
+    def begin(
+        self, executor: SimulatedExecutor, tasks: asyncio.TaskGroup
+    ) -> tuple[Executor, Handover]:
+        """What a new worker runs on, and who moves its KV."""
+        ...
+
+    async def start(self) -> None:
+        """The worker runs: it can be reached from now on."""
+        ...
+
+    async def end(self) -> None:
+        """The worker is gone."""
+        ...
+
+
 class SimulatedWorker:
     """Takes requests while it is up. Counters cover all of its workers."""
 
     def __init__(
-        self, worker_id: WorkerId, model: WorkerModel, *, pipeline: Pipeline | None = None
+        self,
+        worker_id: WorkerId,
+        model: WorkerModel,
+        *,
+        pipeline: Pipeline | None = None,
+        hands: HandsOver | None = None,
     ) -> None:
+        """`hands` is for a worker that sends KV to others or receives it."""
         self.worker_id = worker_id
+        self._hands = hands
         self.executor = SimulatedExecutor(model.cost, pipeline=pipeline)
         self.listeners: list[Listener] = []
         self.num_evicted_blocks = 0
@@ -71,8 +100,8 @@ class SimulatedWorker:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Bring up an empty worker, as one of `tasks`."""
         assert self._worker is None, f"{self.worker_id} is up"
-        self._worker = worker = self._build()
-        self._task = tasks.create_task(worker.run(), name=self.worker_id)
+        self._worker = worker = self._build(tasks)
+        self._task = tasks.create_task(self._run(worker), name=self.worker_id)
         self._publish([AllBlocksCleared()])
 
     async def stop(self) -> None:
@@ -84,11 +113,13 @@ class SimulatedWorker:
         self._worker = None
         self._task.cancel()
         await asyncio.wait([self._task])
+        if self._hands is not None:
+            await self._hands.end()
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(WorkerLost(f"{self.worker_id} crashed"))
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink, *, leg: Leg | None = None) -> None:
         """As `Worker.submit`; the sink gets WorkerLost if the replica crashes."""
         if self._worker is None:
             raise WorkerRefused(f"{self.worker_id} is down")
@@ -99,8 +130,12 @@ class SimulatedWorker:
                 del sinks[request_id]
             sink(output)
 
-        self._worker.submit(request, deliver)
         sinks[request_id] = sink
+        try:
+            self._worker.submit(request, deliver, leg=leg)
+        except BaseException:
+            sinks.pop(request_id, None)
+            raise
         self.executor.interrupt()
 
     def abort(self, request: Request) -> None:
@@ -109,8 +144,17 @@ class SimulatedWorker:
             self._worker.abort(request.request_id)
             self.executor.interrupt()
 
-    def _build(self) -> Worker:
-        model = self._model
+    def load(self) -> WorkerLoad:
+        """How busy it is now; not at all if it is down."""
+        return self._worker.load() if self._worker is not None else WorkerLoad()
+
+    async def _run(self, worker: Worker) -> None:
+        if self._hands is not None:
+            await self._hands.start()
+        await worker.run()
+
+    def _build(self, tasks: asyncio.TaskGroup) -> Worker:
+        model, hands = self._model, self._hands
         kv_cache = KVCacheManager(
             model.kv_cache, num_blocks=model.num_blocks, namespace=CacheNamespace(model="simulated")
         )
@@ -119,9 +163,15 @@ class SimulatedWorker:
             kv_cache=kv_cache,
             clock=asyncio.get_running_loop().time,
             max_model_len=model.max_model_len,
-            has_chunks=False,
+            has_chunks=hands is not None,  # those who copy have to know what a step writes
         )
-        return Worker(scheduler=scheduler, executor=self.executor, publish=self._publish)
+        executor: Executor = self.executor
+        handover: Handover | None = None
+        if hands is not None:
+            executor, handover = hands.begin(self.executor, tasks)
+        return Worker(
+            scheduler=scheduler, executor=executor, publish=self._publish, handover=handover
+        )
 
     def _publish(self, events: Sequence[KVCacheEvent]) -> None:
         for event in events:
