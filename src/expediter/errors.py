@@ -19,6 +19,7 @@
     |       +-- LeaseExpired     its blocks may be something else's by now
     |       +-- LayoutMismatch   its KV means something else
     +-- EngineFailed             the model threw on a valid request     500
+    +-- EngineLost               a part of the engine is gone: no step can run any more
     +-- GatewayFailed            a gateway cannot go on serving
     +-- ModelLoadError           a checkpoint cannot be used
     +-- WorkloadError            a row of a trace cannot be used
@@ -124,6 +125,15 @@ class RequestRejected(RequestError):
 
 class EngineFailed(ExpediterError):
     """The model failed while it computed the request."""
+
+    kind = "server_error"
+
+
+class EngineLost(ExpediterError):
+    """A process that computes a part of every step is gone or out of step; the message says which.
+
+    Whoever has the engine can only start anew.
+    """
 
     kind = "server_error"
 

@@ -13,8 +13,9 @@ from driving import BLOCK_SIZE, NUM_BLOCKS, Driven, blocks_for, load, run
 from tiny_models import Tiny, write_folder
 
 from expediter.config import EngineConfig, KVCacheConfig
-from expediter.engine.executor import fastest_dtype, load_executor
+from expediter.engine.executor import load_executor
 from expediter.engine.kv_store import KVStore
+from expediter.engine.loading import fastest_dtype
 from expediter.request import RequestId, SamplingParams
 from expediter.scheduling.output import ScheduledChunk, SchedulerOutput
 from expediter.transfer.layout import KVLayout

@@ -84,8 +84,8 @@ class Running:
 
 @asynccontextmanager
 async def running(name: str, executor: TorchExecutor, budget: int) -> AsyncIterator[Running]:
-    assert executor.memory is not None
-    transport = SharedMemoryTransport(executor.memory, executor.layout)
+    ((memory, layout),) = executor.pools
+    transport = SharedMemoryTransport(memory, layout)
     terms = Terms(engine_id=EngineId(name), host="127.0.0.1")
     async with open_handover(
         terms,

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from expediter.errors import ConfigError, TransferError
 from expediter.tokenizer import Tokenizer
 from expediter.transfer.layout import KVIdentity
 from expediter.transfer.messages import EngineId
-from expediter.transfer.transport import KVTransport
 from expediter.transfer.transports import transports
 from expediter.worker.handover.live import LiveHandover
 from expediter.worker.handover.opening import open_handover
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 async def build_handover(
     config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer
 ) -> AsyncIterator[LiveHandover | None]:
-    """Hand-overs of the executor's pool; None if it moves no KV, by its settings or its device."""
-    ways = _transports(config, executor, tokenizer=tokenizer) if config.transfer.enabled else ()
-    if not ways:
+    """Hand-overs of the executor's pools; None if it moves no KV, by its settings or its device."""
+    if not (config.transfer.enabled and executor.pools):
         yield None
         return
-    pools = Pools([ways])
+    pools = _pools(config, executor, tokenizer=tokenizer)
     try:
         async with open_handover(
             terms(config),
@@ -71,11 +69,8 @@ def terms(config: WorkerConfig) -> Terms:
     )
 
 
-def _transports(
-    config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer
-) -> Sequence[KVTransport]:
-    if executor.memory is None:  # on a GPU, or where memory cannot be shared
-        return ()
+def _pools(config: WorkerConfig, executor: "TorchExecutor", *, tokenizer: Tokenizer) -> Pools:
+    """The pools of all ranks. This process has them all mapped, and serves and fills them all."""
     namespace, transfer = executor.namespace, config.transfer
     identity = KVIdentity(
         model=namespace.model,
@@ -84,11 +79,16 @@ def _transports(
         rope=namespace.layout,
     )
     try:
-        return transports(
-            executor.memory,
-            replace(executor.layout, identity=identity),
-            kinds=transfer.transports,
-            host=transfer.advertised_host or config.host,
+        return Pools(
+            [
+                transports(
+                    memory,
+                    replace(layout, identity=identity),
+                    kinds=transfer.transports,
+                    host=transfer.advertised_host or config.host,
+                )
+                for memory, layout in executor.pools
+            ]
         )
     except TransferError as error:
         raise ConfigError(f"worker.transfer.transports: {error}") from error

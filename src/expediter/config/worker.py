@@ -10,7 +10,7 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
 
     block_size: Positive = 16  # tokens
     prefix_caching: bool = True
-    prefix_cache: Literal["hash", "radix"] = "hash"
+    prefix_cache: Literal["hash", "radix"] = "radix"
     capacity_bytes: Positive = 512 * 1024 * 1024
     num_blocks: Positive | None = None
 
@@ -27,9 +27,15 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
-    """`dtype` and `device` "auto" take what is fastest on this machine."""
+    """`dtype` and `device` "auto" take what is fastest on this machine.
+
+    The model is split over `tensor_parallel` processes, its ranks. With several, `num_threads` are
+    those of one. Ranks give up if one is silent within a step for `rank_timeout_seconds`.
+    """
 
     model: str = ""
+    tensor_parallel: Positive = 1
+    rank_timeout_seconds: Seconds = 60.0
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: Positive | None = None
