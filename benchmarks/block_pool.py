@@ -44,18 +44,22 @@ def pool_costs(cache: PrefixCache) -> dict[str, float]:
     def measure(name: str, action: Callable[[], object]) -> None:
         best[name] = min(best.get(name, float("inf")), seconds(action))
 
-    blocks = pool.allocate(NUM_BLOCKS)
-    assert blocks is not None
-    pool.free(blocks)
-    for run in range(NUM_RUNS):
-        chain = names(run)
-        measure("allocate, evicting" if run else "allocate", lambda: pool.allocate(NUM_BLOCKS))
-        measure("publish", partial(cache.insert, chain, blocks, start=0))
-        measure("match length", partial(cache.match_length, chain, limit=NUM_BLOCKS))
+    root = cache.root
+    for number in range(NUM_RUNS):
+        chain = names(number)
+        found: list[list[int] | None] = []
+        name = "allocate, evicting" if number else "allocate"
+        measure(name, lambda found=found: found.append(pool.allocate(NUM_BLOCKS)))
+        (blocks,) = found
+        assert blocks is not None
+        pool.hold(root)
+        measure("publish", partial(cache.insert, root, chain, blocks))
         measure("match", partial(cache.match, chain, limit=NUM_BLOCKS))
-        measure("free", lambda: pool.free(blocks))
-        measure("touch", lambda: pool.touch(blocks))
-        pool.free(blocks)
+        run = cache.match(chain, limit=NUM_BLOCKS).run
+        measure("block table", run.path_ids)
+        measure("release", partial(pool.release, run))
+        measure("hold", partial(pool.hold, run))
+        pool.release(run)
     return best
 
 

@@ -39,10 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expediter.errors import TransferError
-from expediter.kvcache.block import KVCacheBlock
 from expediter.kvcache.block_pool import BlockPool
 from expediter.kvcache.hashing import BlockHash
-from expediter.kvcache.prefix_cache import HashPrefixCache
+from expediter.kvcache.radix_cache import RadixPrefixCache
 from expediter.transfer.copy_plan import copy_plan
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.memory import PoolMemory
@@ -78,9 +77,9 @@ class UsedPool:
     """
 
     def __init__(self, num_blocks: int, rng: random.Random, *, max_answer_blocks: int) -> None:
-        self._pool = BlockPool(num_blocks, cache=HashPrefixCache())
+        self._pool = BlockPool(num_blocks, cache=RadixPrefixCache())
         self._num_names = 0
-        running: list[tuple[list[KVCacheBlock], int, int]] = []
+        running: list[tuple[list[int], int, int]] = []
         num_taken = 0
         while num_taken < 10 * num_blocks:
             if len(running) < 4:
@@ -100,19 +99,22 @@ class UsedPool:
         """Blocks for a prompt, while nobody else takes any."""
         blocks = self._take(num_blocks)
         self._free(blocks)
-        return [block.block_id for block in blocks]
+        return blocks
 
-    def _take(self, num_blocks: int) -> list[KVCacheBlock]:
+    def _take(self, num_blocks: int) -> list[int]:
         blocks = self._pool.allocate(num_blocks)
         assert blocks is not None
         return blocks
 
-    def _free(self, blocks: list[KVCacheBlock]) -> None:
+    def _free(self, blocks: list[int]) -> None:
         """Free a sequence's blocks, all but the last of them cached under names of their own."""
         first, self._num_names = self._num_names, self._num_names + len(blocks)
         names = [BlockHash(number.to_bytes(8, "big")) for number in range(first, self._num_names)]
-        self._pool.cache.insert(names, blocks[:-1], start=0)
-        self._pool.free(blocks)
+        run = self._pool.hold(self._pool.cache.root)
+        if blocks[:-1]:
+            run = self._pool.cache.insert(run, names[:-1], blocks[:-1])
+        self._pool.give_back(blocks[-1:])
+        self._pool.release(run)
 
 
 def block_lists(order: str, num: int, num_blocks: int, rng: random.Random) -> tuple[Blocks, Blocks]:

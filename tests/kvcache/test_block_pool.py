@@ -1,17 +1,18 @@
 """The free queue and the pool: exact orders, with numbers small enough to do by hand."""
 
-from collections import deque
+from collections import Counter, deque
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expediter.kvcache.block import FreeBlockQueue, KVCacheBlock
 from expediter.kvcache.block_pool import BlockPool
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved
 from expediter.kvcache.hashing import BlockHash
 from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
 from expediter.kvcache.radix_cache import RadixPrefixCache
+from expediter.kvcache.run import Run
 
 CACHES = [HashPrefixCache, RadixPrefixCache]
 
@@ -21,67 +22,109 @@ def chain(text: str) -> list[BlockHash]:
     return [BlockHash(text[: end + 1].encode()) for end in range(len(text))]
 
 
-def ids(blocks: list[KVCacheBlock]) -> list[int]:
-    return [block.block_id for block in blocks]
+class Held(NamedTuple):
+    """A sequence's blocks: the cached path to `run`."""
+
+    run: Run
+    block_ids: list[int]
 
 
-def hold(pool: BlockPool, text: str) -> list[KVCacheBlock]:
-    """A sequence's blocks for `text`: hits first, then new ones, published at once."""
+def hold(pool: BlockPool, text: str) -> Held:
+    """A sequence for `text`: hits first, then new blocks, published at once."""
     names = chain(text)
-    hits = pool.cache.match(names, limit=len(names))
-    pool.touch(hits)
-    blocks = pool.allocate(len(names) - len(hits))
-    assert blocks is not None
-    if blocks:
-        pool.cache.insert(names, blocks, start=len(hits))
-    return hits + blocks
+    run, num_hits, num_beyond = pool.cache.match(names, limit=len(names))
+    run = pool.hold(run, num_beyond=num_beyond)
+    hits = run.path_ids()
+    block_ids = pool.allocate(len(names) - num_hits)
+    assert block_ids is not None
+    if block_ids:
+        run = pool.cache.insert(run, names[num_hits:], block_ids)
+    return Held(run, hits + block_ids)
 
 
+class OneByOne:
+    """The order of reuse as a queue of single blocks: what the pool is to be the same as."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = deque(range(num_blocks))
+        self.holders: Counter[int] = Counter()
+        self.name_of: dict[int, BlockHash] = {}
+
+    def hold(self, names: list[BlockHash]) -> list[int] | None:
+        """Hits, then blocks from the front of the queue; None if there are too few."""
+        block_of = {name: block_id for block_id, name in self.name_of.items()}
+        hits = [block_of[name] for name in names if name in block_of]
+        free = deque(block_id for block_id in self.free if block_id not in hits)
+        num_new = len(names) - len(hits)
+        if num_new > len(free):
+            return None
+        new = sorted(free.popleft() for _ in range(num_new))
+        self.free = free
+        for block_id, name in zip(new, names[len(hits) :], strict=True):
+            self.name_of[block_id] = name
+        self.holders.update(hits + new)
+        return hits + new
+
+    def release(self, block_ids: list[int]) -> None:
+        """Tails first; nobody's block goes to the end of the queue."""
+        for block_id in reversed(block_ids):
+            self.holders[block_id] -= 1
+            if not self.holders[block_id]:
+                self.free.append(block_id)
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @given(
-    st.lists(st.tuples(st.sampled_from(["cached", "nameless", "pop", "hit"]), st.integers(0, 5)))
+    st.lists(st.tuples(st.sampled_from(["hold", "release"]), st.text("ab", min_size=1, max_size=6)))
 )
-def test_the_free_queue_is_a_deque(operations: list[tuple[str, int]]) -> None:
-    queue, oracle = FreeBlockQueue(6), deque(range(6))
-    held: list[KVCacheBlock] = []
-    cached: set[int] = set()
-    for operation, index in operations:
-        if operation == "pop" and oracle:
-            held += queue.take_nameless(1) or queue.take_cached(1)
-            assert held[-1].block_id == oracle.popleft()
-            cached.discard(held[-1].block_id)
-        elif operation == "hit" and index in cached:
-            queue.remove(queue.made[index])
-            held.append(queue.made[index])
-            oracle.remove(index)
-            cached.remove(index)
-        elif operation == "nameless" and held:
-            block = held.pop(index % len(held))
-            queue.put_nameless([block])
-            oracle.appendleft(block.block_id)
-        elif operation == "cached" and held:
-            block = held.pop(index % len(held))
-            queue.put_cached([block])
-            oracle.append(block.block_id)
-            cached.add(block.block_id)
-        assert list(queue.block_ids()) == list(oracle)
-        assert len(queue) == len(oracle)
+def test_runs_are_reused_in_the_order_of_their_single_blocks(
+    cache: type[PrefixCache], operations: list[tuple[str, str]]
+) -> None:
+    pool, oracle = BlockPool(8, cache=cache()), OneByOne(8)
+    held: dict[str, list[Held]] = {}
+    for operation, text in operations:
+        if operation == "hold":
+            expected = oracle.hold(chain(text))
+            if expected is None:
+                continue
+            held.setdefault(text, []).append(hold(pool, text))
+            assert held[text][-1].block_ids == expected
+        elif held.get(text):
+            run, block_ids = held[text].pop()
+            pool.release(run)
+            oracle.release(block_ids)
+        assert list(pool.free_block_ids()) == list(oracle.free)
+        assert pool.num_free_blocks == len(oracle.free)
 
 
-def test_an_empty_queue_has_nothing_to_give() -> None:
-    queue = FreeBlockQueue(0)
-    assert queue.take_nameless(1) == []
-    with pytest.raises(KeyError):
-        queue.take_cached(1)
+def test_nameless_blocks_are_a_stack() -> None:
+    """The first of those given back is the next to be used, before any that never was."""
+    pool = BlockPool(6, cache=HashPrefixCache())
+    assert pool.allocate(4) == [0, 1, 2, 3]
+    pool.give_back([2, 3])
+    pool.give_back([1, 0])
+    assert list(pool.free_block_ids()) == [1, 0, 2, 3, 4, 5]
+    assert [pool.allocate(1), pool.allocate(4)] == [[1], [0, 2, 3, 4]]
 
 
-def test_a_block_is_made_when_it_is_first_used() -> None:
-    pool = BlockPool(1_000_000, cache=HashPrefixCache())
-    blocks = pool.allocate(2)
-    assert blocks is not None
-    pool.free(blocks)
-    pool.allocate(3)
-    assert len(pool._free.made) == 3
-    assert pool.num_free_blocks == 999_997
+def test_an_empty_pool_has_nothing_to_give() -> None:
+    pool = BlockPool(0, cache=HashPrefixCache())
+    assert pool.allocate(0) == []
+    assert pool.allocate(1) is None
+
+
+def test_a_nameless_block_is_free_when_its_last_holder_has_given_it_back() -> None:
+    pool = BlockPool(3, cache=HashPrefixCache())
+    assert pool.allocate(2) == [0, 1]
+    pool.share([0])
+    pool.share([0])
+    pool.give_back([0, 1])
+    assert list(pool.free_block_ids()) == [1, 2]
+    pool.unshare([0])
+    pool.give_back([0])
+    assert list(pool.free_block_ids()) == [0, 1, 2]
+    with pytest.raises(AssertionError, match="one holder"):
+        pool.unshare([0])
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -90,11 +133,10 @@ def test_tails_are_evicted_before_heads_and_old_sequences_before_new(
 ) -> None:
     pool = BlockPool(6, cache=cache())
     first, second = hold(pool, "abc"), hold(pool, "xyz")
-    assert (ids(first), ids(second)) == ([0, 1, 2], [3, 4, 5])
-    pool.free(first)
-    pool.free(second)
-    order = [pool.allocate(1) for _ in range(6)]
-    assert [ids(blocks or []) for blocks in order] == [[2], [1], [0], [5], [4], [3]]
+    assert (first.block_ids, second.block_ids) == ([0, 1, 2], [3, 4, 5])
+    pool.release(first.run)
+    pool.release(second.run)
+    assert [pool.allocate(1) for _ in range(6)] == [[2], [1], [0], [5], [4], [3]]
     names = [event.block_hashes for event in pool.events if isinstance(event, BlockRemoved)]
     assert names == [[b"abc"], [b"ab"], [b"a"], [b"xyz"], [b"xy"], [b"x"]]
 
@@ -105,18 +147,18 @@ def test_a_hit_makes_the_shared_part_recent(cache: type[PrefixCache]) -> None:
     pool = BlockPool(5, cache=cache())
     first = hold(pool, "abc")  # blocks 0 1 2
     second = hold(pool, "abd")  # blocks 0 1 3
-    assert ids(second) == [0, 1, 3]
-    pool.free(second)  # 0 and 1 are still held
-    pool.free(first)
-    assert [ids(pool.allocate(1) or []) for _ in range(5)] == [[4], [3], [2], [1], [0]]
+    assert second.block_ids == [0, 1, 3]
+    pool.release(second.run)  # 0 and 1 are still held
+    pool.release(first.run)
+    assert [pool.allocate(1) for _ in range(5)] == [[4], [3], [2], [1], [0]]
 
 
 def test_blocks_taken_together_rise_in_memory_whatever_order_they_came_free_in() -> None:
     """A prompt's KV is then one run for whoever copies it."""
     pool = BlockPool(6, cache=HashPrefixCache())
-    pool.free(hold(pool, "abc"))
-    pool.free(hold(pool, "xyz"))
-    assert ids(pool.allocate(4) or []) == [0, 1, 2, 5]
+    pool.release(hold(pool, "abc").run)
+    pool.release(hold(pool, "xyz").run)
+    assert pool.allocate(4) == [0, 1, 2, 5]
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -125,9 +167,9 @@ def test_nameless_blocks_are_reused_before_any_cached_one(cache: type[PrefixCach
     cached = hold(pool, "ab")
     nameless = pool.allocate(2)
     assert nameless is not None
-    pool.free(cached)
-    pool.free(nameless)
-    assert ids(pool.allocate(2) or []) == [2, 3]
+    pool.release(cached.run)
+    pool.give_back(nameless)
+    assert pool.allocate(2) == [2, 3]
     assert len(pool.cache) == 2
     assert not pool.events
 
@@ -137,8 +179,8 @@ def test_held_blocks_are_never_evicted(cache: type[PrefixCache]) -> None:
     pool = BlockPool(3, cache=cache())
     held = hold(pool, "a")
     assert pool.allocate(3) is None
-    assert ids(pool.allocate(2) or []) == [1, 2]
-    assert held[0].block_hash == b"a"
+    assert pool.allocate(2) == [1, 2]
+    assert pool.cache.match(chain("a"), limit=1) == (held.run, 1, 0)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -146,18 +188,18 @@ def test_one_allocation_that_evicts_several_says_so_in_one_event(
     cache: type[PrefixCache],
 ) -> None:
     pool = BlockPool(3, cache=cache())
-    pool.free(hold(pool, "abc"))
+    pool.release(hold(pool, "abc").run)
     pool.allocate(3)
     assert pool.events == [BlockRemoved(block_hashes=[b"abc", b"ab", b"a"])]
 
 
-def test_freeing_twice_is_caught() -> None:
-    pool = BlockPool(1, cache=HashPrefixCache())
-    blocks = pool.allocate(1)
-    assert blocks is not None
-    pool.free(blocks)
-    with pytest.raises(AssertionError, match="freed twice"):
-        pool.free(blocks)
+@pytest.mark.parametrize("cache", CACHES)
+def test_releasing_twice_is_caught(cache: type[PrefixCache]) -> None:
+    pool = BlockPool(1, cache=cache())
+    held = hold(pool, "a")
+    pool.release(held.run)
+    with pytest.raises(AssertionError, match="released twice"):
+        pool.release(held.run)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -166,18 +208,19 @@ def test_the_cache_is_cleared_only_when_nobody_holds_a_block(cache: type[PrefixC
     held = hold(pool, "ab")
     assert not pool.clear_cache()
     assert len(pool.cache) == 2
-    pool.free(held)
+    pool.release(held.run)
     assert pool.clear_cache()
     assert len(pool.cache) == 0
     assert pool.events == [AllBlocksCleared()]
-    assert pool.cache.match(chain("ab"), limit=2) == []
-    assert pool.num_free_blocks == 3
+    assert pool.cache.match(chain("ab"), limit=2) == (pool.cache.root, 0, 0)
+    assert list(pool.free_block_ids()) == [1, 0, 2]
+    assert hold(pool, "ab").block_ids == [0, 1]
 
 
 def test_a_radix_tree_refuses_to_strand_children() -> None:
     cache = RadixPrefixCache()
-    blocks = [KVCacheBlock(0), KVCacheBlock(1), KVCacheBlock(2)]
-    cache.insert(chain("ab"), blocks[:2], start=0)
-    cache.insert(chain("ac"), blocks[2:], start=1)
+    parent = cache.insert(cache.root, chain("ab"), [0, 1])
+    first = cache.cut(parent, 1)
+    cache.insert(first, chain("ac")[1:], [2])
     with pytest.raises(AssertionError, match="cached children"):
-        cache.remove(blocks[:1])
+        cache.remove(first, 1)

@@ -80,7 +80,7 @@ def test_admission_takes_nothing_unless_all_fits(kv_cache: KVCacheManager) -> No
     big = kv_cache.open(prompt(*range(100, 108)))
     assert kv_cache.admit(big) is None
     assert kv_cache.num_used_blocks == 7
-    assert not big.blocks
+    assert not big.block_ids
     kv_cache.free(held)
     assert kv_cache.admit(big) == 0
 
@@ -104,7 +104,7 @@ def test_slots_are_taken_only_when_a_block_is_full(kv_cache: KVCacheManager) -> 
     held = []
     for num_tokens in (4, 5, 6, 7):
         assert kv_cache.allocate_slots(sequence, num_tokens)
-        held.append(len(sequence.blocks))
+        held.append(len(sequence.block_ids))
     assert held == [2, 3, 3, 4]
 
 

@@ -5,12 +5,15 @@ through its block table must give back exactly the prefixes of its own text. Any
 blocks, any hit on something not computed yet, shows at once.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from expediter.config import KVCacheConfig, SchedulerConfig
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from expediter.kvcache.hashing import CacheNamespace
+from expediter.kvcache.hashing import BlockHash, CacheNamespace
 from expediter.kvcache.manager import KVCacheManager
+from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
+from expediter.kvcache.run import Run
 from expediter.request import Request, RequestId, RequestOutput, SampledToken, SamplingParams
 from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.scheduling.scheduler import Scheduler
@@ -187,26 +190,54 @@ class Rig:
         return [token.token_id for output in self.outputs[name] for token in output.tokens]
 
 
+def runs(cache: PrefixCache) -> list[Run]:
+    """All runs of a cache, with its root."""
+    if isinstance(cache, HashPrefixCache):
+        return [cache.root, *cache._runs.values()]
+    found = [cache.root]
+    for run in found:
+        found += run.children.values()
+    return found
+
+
+def children(cache: PrefixCache, parent: Run) -> list[Run]:
+    return [run for run in runs(cache) if run.parent is parent]
+
+
+def cached_names(cache: PrefixCache) -> dict[int, BlockHash]:
+    """The name of each cached block, by its number."""
+    return {
+        block_id: name
+        for run in runs(cache)
+        for block_id, name in zip(run.block_ids, run.names, strict=True)
+    }
+
+
 def check_consistency(scheduler: Scheduler, listener: Listener) -> None:
     """References match holders, free blocks are queued once, what is cached was told."""
     kv_cache = scheduler.kv_cache
     pool = kv_cache._pool
-    holders = dict.fromkeys(range(kv_cache.num_total_blocks), 0)
+    name_of = cached_names(pool.cache)
+    num_ends = Counter([pool.cache.root])  # which nobody has to hold
+    used = set()
     for state in scheduler._states.values():
-        sequence = state.sequence
-        assert state.is_running == (state in scheduler._running) == bool(sequence.blocks)
+        sequence, num_cached = state.sequence, state.sequence.num_cached_blocks
+        assert state.is_running == (state in scheduler._running) == bool(sequence.block_ids)
         assert state.is_running or state.num_computed_tokens == 0
-        assert sequence.block_ids == [block.block_id for block in sequence.blocks]
-        for index, block in enumerate(sequence.blocks):
-            holders[block.block_id] += 1
-            is_cached = index < sequence.num_cached_blocks
-            assert block.block_hash == (sequence.block_hashes[index] if is_cached else None)
-    made = pool._free.made
-    assert holders == dict.fromkeys(holders, 0) | {b.block_id: b.ref_cnt for b in made}
-    queued = list(pool._free.block_ids())
-    assert sorted(queued) == [block_id for block_id, count in holders.items() if count == 0]
-    assert kv_cache.num_used_blocks == kv_cache.num_total_blocks - len(queued)
-    cached = [block.block_hash for block in made if block.block_hash is not None]
+        names = [name_of.get(block_id) for block_id in sequence.block_ids]
+        assert names[:num_cached] == list(sequence.block_hashes[:num_cached])
+        assert not any(names[num_cached:])
+        assert used.isdisjoint(sequence.block_ids[num_cached:]), "shared without a name"
+        used.update(sequence.block_ids)
+        if sequence.run is not None:
+            num_ends[sequence.run] += 1
+    for run in runs(pool.cache):
+        num_held_children = sum(child.num_holders > 0 for child in children(pool.cache, run))
+        assert run.num_holders == num_ends[run] + num_held_children
+    queued = list(pool.free_block_ids())
+    assert sorted(queued) == sorted(set(range(kv_cache.num_total_blocks)) - used)
+    assert kv_cache.num_used_blocks == len(used)
+    cached = list(name_of.values())
     assert len(cached) == len(set(cached)) == kv_cache.num_cached_blocks
     assert set(cached) == set(listener.parent_of)
     assert [s.rank for s in scheduler._running] == sorted(s.rank for s in scheduler._running)

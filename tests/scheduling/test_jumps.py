@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_oracle import BLOCK_SIZE, Listener, make_scheduler
+from kv_oracle import BLOCK_SIZE, Listener, cached_names, make_scheduler
 from msgspec.structs import replace
 
 from expediter.kvcache.events import BlockRemoved, BlockStored, KVCacheEvent
@@ -59,15 +59,15 @@ class Simulation:
         """Everything that can be seen of scheduler and cache, but for the numbers of blocks."""
         scheduler = self.scheduler
         pool = scheduler.kv_cache._pool
-        name_of = {block.block_id: block.block_hash for block in pool._free.made}
-        names = (name_of[block_id] for block_id in pool._free.block_ids() if block_id in name_of)
+        name_of = cached_names(pool.cache)
+        names = (name_of.get(block_id) for block_id in pool.free_block_ids())
         return (
             [
                 (s.request_id, s.num_computed_tokens, s.num_tokens, len(s.sequence.block_ids))
                 for s in scheduler._running
             ],
             [s.request_id for s in scheduler._waiting.candidates()],
-            sorted((b.block_hash, b.ref_cnt) for b in pool._free.made if b.block_hash),
+            sorted(name_of.values()),
             [name for name in names if name is not None],
             pool.num_free_blocks,
             scheduler.num_preemptions,

@@ -145,7 +145,7 @@ class SchedulerLife(RuleBasedStateMachine):
             ours, theirs = rigs
             assert ours.listener.parent_of == theirs.listener.parent_of
             assert ours.outputs == theirs.outputs
-            free = [list(rig.scheduler.kv_cache._pool._free.block_ids()) for rig in rigs]
+            free = [list(rig.scheduler.kv_cache._pool.free_block_ids()) for rig in rigs]
             assert free[0] == free[1]
 
     def teardown(self) -> None:

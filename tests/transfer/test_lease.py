@@ -10,7 +10,7 @@ from expediter.kvcache.hashing import CacheNamespace
 from expediter.kvcache.manager import KVCacheManager
 from expediter.kvcache.pin import Pin
 from expediter.kvcache.sequence import KVSequence
-from expediter.request import Request, RequestId
+from expediter.request import Request, RequestId, SampledToken
 from expediter.transfer.handover import Stage
 from expediter.transfer.lease import LeaseTable
 from expediter.transfer.messages import Attach, EngineId, Gone, Offer, Queued, Release, TransferId
@@ -109,26 +109,50 @@ def test_a_pin_follows_its_sequence_and_keeps_what_the_peer_was_told(worker: Wor
     """Two compute the same prompt; the second adopts the first's block and gives up its own."""
     first, second = worker.opened([1, 2, 3]), worker.opened([1, 2, 4])
     pin = worker.kv_cache.pin(second)
-    own = list(second.blocks)
+    own = second.block_ids[:]
     worker.kv_cache.publish(first, 2)
     worker.kv_cache.publish(second, 2)
-    assert second.blocks == [first.blocks[0], own[1]] == pin.blocks
-    assert pin.block_ids == [block.block_id for block in own]
-    assert pin.displaced == own[:1]
-    assert [block.ref_cnt for block in (first.blocks[0], *own)] == [3, 1, 2]
+    assert second.block_ids == [first.block_ids[0], own[1]]
+    assert pin.block_ids == own
+    assert (pin.run, pin.nameless, pin.displaced) == (first.run, own[1:], own[:1])
     worker.kv_cache.free(first)
     worker.kv_cache.free(second)
-    assert [block.ref_cnt for block in (pin.blocks[0], *own)] == [1, 1, 1]
+    assert worker.kv_cache.num_free_blocks == 3
     worker.kv_cache.unpin(pin)
     assert worker.kv_cache.num_free_blocks == 6
 
 
-def test_a_pin_adopts_no_further_than_it_reaches(worker: Worker) -> None:
-    short, long = worker.opened([1, 2]), worker.opened([1, 2, 3, 4, 5])
-    pin = Pin(long.blocks[:1])
-    assert pin.replace([short.blocks[0], long.blocks[1]], start=0) == short.blocks
-    assert pin.blocks == short.blocks
-    assert pin.replace(long.blocks[1:], start=1) == []
+def test_a_pin_follows_no_further_than_it_reaches(worker: Worker) -> None:
+    """It holds two blocks; of the run that is published as a whole only the part with these."""
+    sequence = worker.opened([1, 2, 3, 4])
+    pin = worker.kv_cache.pin(sequence)
+    sequence.append([SampledToken(token_id=token) for token in (5, 6)])
+    assert worker.kv_cache.allocate_slots(sequence, 6)
+    worker.kv_cache.publish(sequence, 6)
+    assert pin.run is not None
+    assert (pin.run.path_ids(), pin.nameless) == (sequence.block_ids[:2], [])
+    worker.kv_cache.free(sequence)
+    assert worker.kv_cache.num_free_blocks == 4
+    again = worker.opened([1, 2, 3, 4, 5, 6, 7])
+    assert again.num_cached_blocks == 3
+    worker.kv_cache.free(again)
+    worker.kv_cache.unpin(pin)
+    assert worker.kv_cache.num_free_blocks == 6
+
+
+def test_a_pin_keeps_adopted_blocks_and_those_that_stay_nameless(worker: Worker) -> None:
+    """The second adopts a block of the first's longer run, and is gone before its next is full."""
+    first, second = worker.opened([1, 2, 3, 4, 5]), worker.opened([1, 2, 9])
+    pins = [worker.kv_cache.pin(second) for _ in range(2)]
+    worker.kv_cache.publish(first, 4)
+    worker.kv_cache.publish(second, 2)
+    worker.kv_cache.free(second)
+    worker.kv_cache.free(first)
+    assert worker.kv_cache.num_free_blocks == 3
+    assert worker.kv_cache.num_cached_blocks == 2
+    for pin, num_free in zip(pins, (3, 6), strict=True):
+        worker.kv_cache.unpin(pin)
+        assert worker.kv_cache.num_free_blocks == num_free
 
 
 def test_an_attach_is_refused_by_another_engine(worker: Worker) -> None:

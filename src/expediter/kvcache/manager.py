@@ -25,6 +25,7 @@ from expediter.kvcache.hashing import (
 from expediter.kvcache.pin import Pin
 from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
 from expediter.kvcache.radix_cache import RadixPrefixCache
+from expediter.kvcache.run import Run
 from expediter.kvcache.sequence import KVSequence
 from expediter.request import Request
 
@@ -88,9 +89,8 @@ class KVCacheManager:
         Changes nothing; costs nothing while the cache has not changed since the last call.
         """
         if sequence.matched_version != self._cache.version:
-            sequence.matched_blocks = self._cache.match_length(
-                sequence.block_hashes, limit=self._max_hit(sequence)
-            )
+            match = self._cache.match(sequence.block_hashes, limit=self._max_hit(sequence))
+            sequence.matched_blocks = match.num_blocks
             sequence.matched_version = self._cache.version
         return sequence.matched_blocks * self.block_size
 
@@ -103,19 +103,21 @@ class KVCacheManager:
 
         None, and nothing changes, unless `headroom` blocks would stay free.
         """
-        assert not sequence.blocks, "admitted twice"
-        hits = self._cache.match(sequence.block_hashes, limit=self._max_hit(sequence))
-        num_new = self.num_blocks_for(sequence.num_tokens) - len(hits)
-        num_pinned = sum(block.ref_cnt == 0 for block in hits)
-        if num_new + num_pinned + headroom > self._pool.num_free_blocks:
+        assert sequence.run is None, "admitted twice"
+        pool = self._pool
+        run, num_hits, num_beyond = self._cache.match(
+            sequence.block_hashes, limit=self._max_hit(sequence)
+        )
+        num_new = self.num_blocks_for(sequence.num_tokens) - num_hits
+        num_pinned = pool.num_unheld(run, num_beyond=num_beyond)
+        if num_new + num_pinned + headroom > pool.num_free_blocks:
             return None
-        self._pool.touch(hits)
-        blocks = self._pool.allocate(num_new)
-        assert blocks is not None
-        sequence.blocks = hits + blocks
-        sequence.block_ids = [block.block_id for block in sequence.blocks]
-        sequence.num_cached_blocks = len(hits)
-        return len(hits) * self.block_size
+        sequence.run = run = pool.hold(run, num_beyond=num_beyond)
+        block_ids = pool.allocate(num_new)
+        assert block_ids is not None
+        sequence.block_ids = run.path_ids() + block_ids if num_hits else block_ids
+        sequence.num_cached_blocks = num_hits
+        return num_hits * self.block_size
 
     def count_lookup(self, *, num_queried_tokens: int, num_hit_tokens: int) -> None:
         """Add one request to the hit statistics."""
@@ -124,14 +126,13 @@ class KVCacheManager:
 
     def allocate_slots(self, sequence: KVSequence, num_tokens: int) -> bool:
         """Make room for the sequence's first `num_tokens` tokens; False if memory is full."""
-        num_new = self.num_blocks_for(num_tokens) - len(sequence.blocks)
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_ids)
         if num_new <= 0:
             return True
-        blocks = self._pool.allocate(num_new)
-        if blocks is None:
+        block_ids = self._pool.allocate(num_new)
+        if block_ids is None:
             return False
-        sequence.blocks += blocks
-        sequence.block_ids += [block.block_id for block in blocks]
+        sequence.block_ids += block_ids
         return True
 
     def publish(self, sequence: KVSequence, num_computed_tokens: int) -> None:
@@ -147,21 +148,31 @@ class KVCacheManager:
 
     def pin(self, sequence: KVSequence) -> Pin:
         """Hold the blocks it has now until `unpin`, whatever becomes of the sequence."""
-        pin = Pin(sequence.blocks)
-        self._pool.touch(pin.blocks)
+        assert sequence.run is not None, "it holds nothing"
+        pin = Pin(
+            self._pool.hold(sequence.run),
+            block_ids=sequence.block_ids,
+            num_cached_blocks=sequence.num_cached_blocks,
+        )
+        self._pool.share(pin.nameless)
         sequence.pins += (pin,)
         return pin
 
     def unpin(self, pin: Pin) -> None:
         """Let go of what a pin holds; nothing happens the second time."""
-        self._pool.free(pin.displaced)
-        self._pool.free(pin.blocks)
-        pin.blocks, pin.displaced = [], []
+        if pin.run is None:
+            return
+        self._pool.give_back(pin.displaced)
+        self._pool.give_back(pin.nameless)
+        self._pool.release(pin.run)
+        pin.run, pin.nameless, pin.displaced = None, [], []
 
     def free(self, sequence: KVSequence) -> None:
         """Let go of all its blocks; what is cached stays cached until its slots are needed."""
-        self._pool.free(sequence.blocks)
-        sequence.blocks = []
+        if sequence.run is not None:
+            self._pool.give_back(sequence.block_ids[sequence.num_cached_blocks :])
+            self._pool.release(sequence.run)
+        sequence.run = None
         sequence.block_ids = []
         sequence.num_cached_blocks = 0
         sequence.pins = ()
@@ -192,36 +203,52 @@ class KVCacheManager:
 
     def _adopt_duplicates(self, sequence: KVSequence, *, limit: int) -> None:
         """Swap blocks whose names others published first for the published ones."""
-        start = sequence.num_cached_blocks
-        theirs = self._cache.match(sequence.block_hashes, limit=limit, start=start)
-        if not theirs:
+        pool, before, start = self._pool, sequence.run, sequence.num_cached_blocks
+        assert before is not None, "it holds nothing"
+        match = self._cache.match(sequence.block_hashes, limit=limit, after=before, start=start)
+        end = match.num_blocks
+        if end == start:
             return
-        end = start + len(theirs)
-        own = sequence.blocks[start:end]
-        self._pool.touch(theirs)
-        sequence.blocks[start:end] = theirs
-        sequence.block_ids[start:end] = [block.block_id for block in theirs]
+        own = sequence.block_ids[start:end]
+        sequence.run = run = pool.hold(match.run, num_beyond=match.num_beyond)
+        sequence.block_ids[start:end] = run.path_ids()[start:]
         sequence.num_cached_blocks = end
         for pin in sequence.pins:
-            if pin.is_held:
-                self._pool.touch(pin.replace(theirs, start=start))
-        self._pool.free(own)
+            pin.displaced += self._move(pin, run, num_blocks=end - start)
+        pool.release(before)
+        pool.give_back(own)
+
+    def _move(self, pin: Pin, run: Run, *, num_blocks: int) -> list[int]:
+        """A pin's sequence has `num_blocks` more cached, and they end with `run`: so has the pin.
+
+        Those that were nameless to the pin so far, and of them no more than it holds.
+        """
+        if pin.run is None or not pin.nameless:
+            return []
+        taken = pin.take_nameless(num_blocks)
+        held, pin.run = pin.run, self._pool.hold(run, num_beyond=num_blocks - len(taken))
+        self._pool.release(held)
+        return taken
 
     def _store(self, sequence: KVSequence, *, end: int) -> None:
         """Publish the sequence's own blocks up to `end`."""
         start = sequence.num_cached_blocks
         if start == end:
             return
-        names, context, size = sequence.block_hashes, sequence.context, self.block_size
-        self._cache.insert(names, sequence.blocks[start:end], start=start)
+        assert sequence.run is not None, "it holds nothing"
+        context, size = sequence.context, self.block_size
+        names = sequence.block_hashes[start:end]
+        sequence.run = run = self._cache.insert(sequence.run, names, sequence.block_ids[start:end])
         sequence.num_cached_blocks = end
+        for pin in sequence.pins:
+            self._pool.unshare(self._move(pin, run, num_blocks=end - start))
         extra_keys = None
         if context is not TEXT_ONLY:
             extra_keys = _extra_keys(context, range(start, end), block_size=size)
         self._pool.events.append(
             BlockStored(
-                block_hashes=names[start:end],
-                parent_block_hash=names[start - 1] if start else None,
+                block_hashes=names,
+                parent_block_hash=sequence.block_hashes[start - 1] if start else None,
                 token_ids=sequence.token_ids[start * size : end * size],
                 block_size=size,
                 lora_name=context.lora_name,

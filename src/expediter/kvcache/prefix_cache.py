@@ -1,4 +1,4 @@
-"""Which block holds which prefix.
+"""Which run of blocks holds which prefix.
 
 A cache maps names to blocks, one block a name. Because a name covers its parent's, a chain of
 names is a path from the root, and the cache keeps that shape: whenever a name is in it, so
@@ -9,110 +9,111 @@ child of it is left.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from expediter.kvcache.block import KVCacheBlock
 from expediter.kvcache.hashing import BlockHash
+from expediter.kvcache.run import Run, root
+
+
+class Match(NamedTuple):
+    """The first `num_blocks` of a chain are cached: the path to `run` without its last
+    `num_beyond` blocks."""
+
+    run: Run
+    num_blocks: int
+    num_beyond: int
 
 
 class PrefixCache(Protocol):
-    """Names to blocks. A chain is a prompt's block hashes, in order from its first block.
+    """Names to runs. A chain is a prompt's block hashes, in order from its first block.
 
-    Nothing here knows about reference counts or recency; `BlockPool` does, and so decides what
-    leaves and when. `version` changes with every change of what is cached.
+    Nothing here knows about recency; `BlockPool` does, and so decides what leaves and when.
+    `version` changes with every change of what is cached.
     """
 
     version: int
+    root: Run
 
     def __len__(self) -> int:
         """How many blocks are cached."""
         ...
 
-    def match_length(self, chain: Sequence[BlockHash], *, limit: int, start: int = 0) -> int:
-        """How many of the first `limit` names are cached, given that `start` of them are.
-
-        Changes nothing. The answer holds while `version` does.
-        """
-        ...
-
     def match(
-        self, chain: Sequence[BlockHash], *, limit: int, start: int = 0
-    ) -> list[KVCacheBlock]:
-        """The blocks from `start` to the end of the match.
+        self, chain: Sequence[BlockHash], *, limit: int, after: Run | None = None, start: int = 0
+    ) -> Match:
+        """How many of the first `limit` names are cached, given that `start` end with `after`.
 
-        Changes nothing. Each block keeps its content until it is removed, which the caller
-        prevents by holding a reference.
+        Changes nothing. The answer holds while `version` does, or the path is held.
         """
         ...
 
-    def insert(
-        self, chain: Sequence[BlockHash], blocks: Sequence[KVCacheBlock], *, start: int
-    ) -> None:
-        """Name `blocks` after `chain[start:]`, in order, and make them findable.
+    def cut(self, run: Run, num_beyond: int) -> Run:
+        """The run that ends so many blocks before this one, split off if need be.
 
-        The names before `start` must be cached, the new ones must not.
+        One that was split off is to be held at once.
         """
         ...
 
-    def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
-        """Forget cached blocks, children before their parents; the names they had."""
+    def insert(self, after: Run, names: Sequence[BlockHash], block_ids: Sequence[int]) -> Run:
+        """Name blocks, which continue `after`; the run that the path now ends with.
+
+        None of the names may be cached. A holder of `after` becomes one of the run returned.
+        """
+        ...
+
+    def remove(self, run: Run, num_blocks: int) -> list[BlockHash]:
+        """Forget the last blocks of a run without children; the names they had, last first."""
         ...
 
     def clear(self) -> None:
-        """Forget all names. The blocks' own `block_hash` is the caller's to reset."""
+        """Forget all names, which nobody holds."""
         ...
 
 
 class HashPrefixCache:
-    """The cache as a hash table from name to block, as in vLLM."""
+    """The cache as a hash table from name to block, as in vLLM: every run is one block."""
 
     def __init__(self) -> None:
         self.version = 0
-        self._blocks: dict[BlockHash, KVCacheBlock] = {}
+        self.root = root()
+        self._runs: dict[BlockHash, Run] = {}
 
     def __len__(self) -> int:
-        return len(self._blocks)
-
-    def match_length(self, chain: Sequence[BlockHash], *, limit: int, start: int = 0) -> int:
-        """See `PrefixCache`; a logarithmic number of look-ups, one where nothing matches."""
-        blocks = self._blocks
-        if start >= limit or chain[start] not in blocks:
-            return start
-        return bisect_left(chain, True, start, limit, key=lambda name: name not in blocks)
+        return len(self._runs)
 
     def match(
-        self, chain: Sequence[BlockHash], *, limit: int, start: int = 0
-    ) -> list[KVCacheBlock]:
-        """See `PrefixCache`."""
-        blocks = self._blocks
-        if start >= limit or chain[start] not in blocks:
-            return []
-        end = self.match_length(chain, limit=limit, start=start)
-        return [blocks[name] for name in chain[start:end]]
+        self, chain: Sequence[BlockHash], *, limit: int, after: Run | None = None, start: int = 0
+    ) -> Match:
+        """See `PrefixCache`; a logarithmic number of look-ups, one where nothing matches."""
+        runs = self._runs
+        if start >= limit or chain[start] not in runs:
+            return Match(after or self.root, start, 0)
+        end = bisect_left(chain, True, start, limit, key=lambda name: name not in runs)
+        return Match(runs[chain[end - 1]], end, 0)
 
-    def insert(
-        self, chain: Sequence[BlockHash], blocks: Sequence[KVCacheBlock], *, start: int
-    ) -> None:
+    def cut(self, run: Run, num_beyond: int) -> Run:
         """See `PrefixCache`."""
-        cached = self._blocks
-        for name, block in zip(chain[start : start + len(blocks)], blocks, strict=True):
-            block.block_hash = name
-            cached[name] = block
+        for _ in range(num_beyond):
+            assert run.parent is not None
+            run = run.parent
+        return run
+
+    def insert(self, after: Run, names: Sequence[BlockHash], block_ids: Sequence[int]) -> Run:
+        """See `PrefixCache`."""
+        run = after
+        for name, block_id in zip(names, block_ids, strict=True):
+            self._runs[name] = run = Run([name], [block_id], parent=run)
         self.version += 1
+        return run
 
-    def remove(self, blocks: Sequence[KVCacheBlock]) -> list[BlockHash]:
+    def remove(self, run: Run, num_blocks: int) -> list[BlockHash]:
         """See `PrefixCache`; that no child is left is the caller's promise."""
-        cached, names = self._blocks, []
-        for block in blocks:
-            name = block.block_hash
-            assert name is not None, f"{block} is not cached"
-            del cached[name]
-            block.block_hash = None
-            names.append(name)
+        assert num_blocks == 1, "every run is one block"
+        del self._runs[run.names[0]]
         self.version += 1
-        return names
+        return run.names
 
     def clear(self) -> None:
         """See `PrefixCache`."""
-        self._blocks.clear()
+        self._runs.clear()
         self.version += 1

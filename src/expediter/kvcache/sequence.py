@@ -7,16 +7,16 @@ from expediter.kvcache.hashing import BlockHash, BlockHasher, KVContext
 from expediter.request import SampledToken
 
 if TYPE_CHECKING:
-    from expediter.kvcache.block import KVCacheBlock
     from expediter.kvcache.pin import Pin
+    from expediter.kvcache.run import Run
 
 
 class KVSequence:
     """Grows by a token at a time; only `KVCacheManager` changes which blocks it holds.
 
-    `block_ids[i]` is `blocks[i].block_id`. The first `num_cached_blocks` of them are the
-    cached blocks of their names; later ones are this sequence's alone. `token_ids` is empty
-    for a simulated request, whose names are all known from the start.
+    The first `num_cached_blocks` of its `block_ids` are the cached blocks of their names, the
+    path to `run`; later ones are this sequence's alone. `token_ids` is empty for a simulated
+    request, whose names are all known from the start.
     """
 
     __slots__ = (
@@ -24,13 +24,13 @@ class KVSequence:
         "_names",
         "block_hashes",
         "block_ids",
-        "blocks",
         "context",
         "matched_blocks",
         "matched_version",
         "num_cached_blocks",
         "num_tokens",
         "pins",
+        "run",
         "token_ids",
     )
 
@@ -49,8 +49,8 @@ class KVSequence:
         self._hasher = hasher
         self._names: list[BlockHash] = []
         self.block_hashes = self._names if hasher else block_hashes
-        self.blocks: list[KVCacheBlock] = []
         self.block_ids: list[int] = []
+        self.run: Run | None = None  # while it holds any blocks
         self.num_cached_blocks = 0
         self.pins: tuple[Pin, ...] = ()  # what holds its blocks besides it
         self.matched_blocks = 0  # of the longest match, as of the cache's `matched_version`

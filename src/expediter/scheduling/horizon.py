@@ -32,7 +32,7 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
     def num_new_blocks(num_steps: int) -> int:
         extra = num_steps - 1
         return sum(
-            max(0, -(-(s.num_tokens + extra) // block_size) - len(s.sequence.blocks))
+            max(0, -(-(s.num_tokens + extra) // block_size) - len(s.sequence.block_ids))
             for s in states
         )
 

@@ -203,7 +203,7 @@ class Scheduler:
             num_tokens, num_computed = sequence.num_tokens, state.num_computed_tokens
             if num_tokens - num_computed != 1 or not state.is_running:
                 continue
-            if num_tokens <= len(sequence.blocks) * block_size or self._find_slot(state):
+            if num_tokens <= len(sequence.block_ids) * block_size or self._find_slot(state):
                 decodes.append(state)
                 step.num_context_tokens += num_computed
                 step.ends_prompt |= num_computed < state.num_prompt_tokens
