@@ -151,19 +151,33 @@ alternating = st.lists(contents, min_size=1, max_size=8).map(
 )
 
 
+async def pack(conversations: Conversations, raw: bytes, *, opens: bool) -> bytes | None:
+    """All tokens of what was read."""
+    found = await conversations.read(msgspec.Raw(raw), opens=opens)
+    if found is None:
+        return None
+    return found.data if found.stem is None else found.stem.whole + found.data
+
+
 def pack_all(
-    tokenizer: Tokenizer, asked: Sequence[tuple[list[dict[str, Any]], bool]]
+    tokenizer: Tokenizer,
+    asked: Sequence[tuple[list[dict[str, Any]], bool]],
+    *,
+    separators: tuple[str, str] = (", ", ": "),
+    max_stem_bytes: int = 10**6,
 ) -> list[bytes | None]:
-    async def pack() -> list[bytes | None]:
+    async def packed() -> list[bytes | None]:
         with ThreadPoolExecutor(1) as threads:
             exact = PromptTokenizer(tokenizer, executor=threads)
-            conversations = Conversations(exact, checked_share=10**9)
+            conversations = Conversations(exact, checked_share=10**9, max_stem_bytes=max_stem_bytes)
             return [
-                await conversations.pack(msgspec.Raw(json.dumps(m).encode()), opens=opens)
+                await pack(
+                    conversations, json.dumps(m, separators=separators).encode(), opens=opens
+                )
                 for m, opens in asked
             ]
 
-    return asyncio.run(pack())
+    return asyncio.run(packed())
 
 
 @settings(deadline=None, max_examples=150)
@@ -171,15 +185,28 @@ def pack_all(
     name=st.sampled_from(sorted(BY_TURNS)),
     asked=st.one_of(st.lists(messages, min_size=1, max_size=8), alternating),
     opens=st.booleans(),
+    separators=st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+    max_stem_bytes=st.sampled_from([0, 3000, 10**6]),
 )
-def test_tokens_are_those_of_the_whole(name: str, asked: list[dict[str, Any]], opens: bool) -> None:
+def test_tokens_are_those_of_the_whole(
+    name: str,
+    asked: list[dict[str, Any]],
+    opens: bool,
+    separators: tuple[str, str],
+    max_stem_bytes: int,
+) -> None:
     tokenizer = kept(name)
     try:
         whole = pack_tokens(tokenizer.encode_chat(asked, add_generation_prompt=opens))
     except RequestError:
         return  # the worker refuses it
     growing = [(asked[:n], False) for n in range(1, len(asked))]
-    packed = pack_all(tokenizer, [*growing, (asked, opens), (asked, opens)])
+    packed = pack_all(
+        tokenizer,
+        [*growing, (asked, opens), (asked, opens)],
+        separators=separators,
+        max_stem_bytes=max_stem_bytes,
+    )
     assert packed[-1] in (whole, None)
     assert packed[-2] == packed[-1]
 
@@ -198,43 +225,43 @@ async def test_turns_that_were_seen_are_not_looked_at_again(
     tokenizer = tokenizer_of(CHATML)
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(tokenizer, executor=threads))
-        first = msgspec.Raw(b'[{"role":"user","content":"one"}, {"role":"user","content":"two"}]')
-        packed = await conversations.pack(first, opens=True)
+        first = b'[{"role":"user","content":"one"}, {"role":"user","content":"two"}]'
+        packed = await pack(conversations, first, opens=True)
         assert packed is not None
         monkeypatch.setattr(Tokenizer, "render_chat", None)
         monkeypatch.setattr(Tokenizer, "encode", None)
-        assert await conversations.pack(first, opens=True) == packed
+        assert await pack(conversations, first, opens=True) == packed
 
 
 async def test_a_template_that_tells_the_date_tells_todays() -> None:
     day = [1]
     tokenizer = tokenizer_of(LLAMA31, day=day)
-    raw = msgspec.Raw(b'[{"role":"user","content":"one"},{"role":"assistant","content":"two"}]')
+    raw = b'[{"role":"user","content":"one"},{"role":"assistant","content":"two"}]'
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(tokenizer, executor=threads))
         for today in (1, 2):
             day[0] = today
             whole = pack_tokens(tokenizer.encode_chat(msgspec.json.decode(raw)))
-            assert await conversations.pack(raw, opens=True) == whole
+            assert await pack(conversations, raw, opens=True) == whole
 
 
 async def test_a_difference_the_probes_missed_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     secret = CHATML + "{% if messages[-1].content == 'xyzzy' %}!{% endif %}"
     tokenizer = tokenizer_of(secret)
-    raw = msgspec.Raw(b'[{"role":"user","content":"one"},{"role":"user","content":"xyzzy"}]')
+    raw = b'[{"role":"user","content":"one"},{"role":"user","content":"xyzzy"}]'
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(tokenizer, executor=threads), checked_share=1)
         whole = pack_tokens(tokenizer.encode_chat(msgspec.json.decode(raw)))
-        assert await conversations.pack(raw, opens=True) == whole
+        assert await pack(conversations, raw, opens=True) == whole
         assert "turn by turn" in caplog.text
-        assert await conversations.pack(raw, opens=True) is None
+        assert await pack(conversations, raw, opens=True) is None
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"{}", b"[1]", b'["a"]', b'[{"content":"x"}]', b"null"])
 async def test_what_is_no_conversation_has_no_tokens(raw: bytes) -> None:
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(kept("chatml"), executor=threads))
-        assert await conversations.pack(msgspec.Raw(raw), opens=True) is None
+        assert await pack(conversations, raw, opens=True) is None
 
 
 async def test_a_new_conversation_that_many_ask_about_is_encoded_once(
@@ -251,9 +278,9 @@ async def test_a_new_conversation_that_many_ask_about_is_encoded_once(
     monkeypatch.setattr(PromptTokenizer, "encode", counted)
     tokenizer = tokenizer_of(CHATML)
     asked = [{"role": "user", "content": "the user asked " * 1000}] * 2
-    raw = msgspec.Raw(json.dumps(asked).encode())
+    raw = json.dumps(asked).encode()
     with ThreadPoolExecutor(1) as threads:
         conversations = Conversations(PromptTokenizer(tokenizer, executor=threads))
-        packed = await asyncio.gather(*(conversations.pack(raw, opens=True) for _ in range(9)))
+        packed = await asyncio.gather(*(pack(conversations, raw, opens=True) for _ in range(9)))
     assert set(packed) == {pack_tokens(tokenizer.encode_chat(asked))}
     assert num_encoded == 1

@@ -22,7 +22,7 @@ from fake_worker import (
 
 from expediter.cluster.membership import Membership, WorkerStatus
 from expediter.gateway.gateway import Gateway
-from expediter.routing.prompt import MIN_TEXT_TOKENS
+from expediter.routing.marks import FINE_TOKENS
 
 USAGE = b'"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}'
 
@@ -91,7 +91,7 @@ async def test_decisions_say_why_and_what_became_of_them() -> None:
         assert (await ask(gateway, get("/decisions?limit=x"))).status == 400
         workers = await fetch(gateway, "/workers")
         assert [w["worker_id"] for w in workers] == ["a", "b"]  # type: ignore[index]
-        assert workers[0]["num_assumed_blocks"] == 1  # type: ignore[index]
+        assert workers[0]["num_assumed_blocks"] == FINE_TOKENS // 16  # type: ignore[index]
         assert workers[0]["num_requests"] == 0  # type: ignore[index]
 
 
@@ -112,7 +112,7 @@ async def test_metrics_tell_what_happened() -> None:
             'expediter_worker_predicted_cached_tokens_total{worker="w"} 128.0',
             'expediter_worker_actual_cached_tokens_total{worker="w"} 96.0',
             'expediter_time_to_first_token_seconds_count{class="none",model="none",worker="w"} 3.0',
-            'expediter_index_blocks{source="assumed",worker="w"} 1.0',
+            'expediter_index_blocks{source="assumed",worker="w"} 4.0',
             "expediter_retries_total 0.0",
         ):
             assert line in text.splitlines(), line
@@ -181,6 +181,6 @@ async def test_a_conversation_without_a_tokenizer_stays_on_its_worker() -> None:
         assert len(set(homes)) == 1
         recent = gateway.dispatcher.log.recent
         for before, after in zip(recent, list(recent)[1:], strict=False):
-            assert after.matched_tokens >= before.num_tokens - 2 * MIN_TEXT_TOKENS
+            assert after.matched_tokens >= before.num_tokens - 2 * FINE_TOKENS
     for worker in workers:
         await worker.stop()

@@ -174,7 +174,7 @@ async def test_a_chats_tokens_are_those_of_its_template(extra: dict[str, object]
     names = kwargs.pop("chat_template_kwargs", {})
     expected = byte_level(bos=True).encode_chat(MESSAGES, **kwargs, **names)  # type: ignore[arg-type]
     assert prompt is not None
-    assert tokens_of(prompt.data) == expected
+    assert tokens_of(prompt.whole) == expected
     assert not prompt.is_text
 
 
@@ -182,7 +182,7 @@ async def test_a_message_to_be_continued_ends_where_it_ends() -> None:
     body = {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": False}
     prompt = await read(CHAT, body)
     assert prompt is not None
-    assert byte_level().decode(tokens_of(prompt.data)).endswith("jumps")
+    assert byte_level().decode(tokens_of(prompt.whole)).endswith("jumps")
 
 
 async def test_a_completions_prompt_is_text_or_tokens_or_the_longest_of_many() -> None:
@@ -195,7 +195,7 @@ async def test_a_completions_prompt_is_text_or_tokens_or_the_longest_of_many() -
     ):
         prompt = await read(COMPLETIONS, {"prompt": given_prompt})
         assert prompt is not None
-        assert tokens_of(prompt.data) == tokens
+        assert tokens_of(prompt.whole) == tokens
 
 
 @pytest.mark.parametrize("prompt", [None, [], 5, {"a": 1}, [None], [[1], "a"], [-1], [2**40], True])
@@ -213,7 +213,7 @@ async def test_what_the_template_cannot_render_is_compared_as_text() -> None:
     assert prompt is not None
     assert other is not None
     assert prompt.is_text
-    assert prompt.data != other.data
+    assert prompt.whole != other.data
     own_template = await read(CHAT, {"messages": MESSAGES, "chat_template": "{{ messages }}"})
     assert own_template is not None
     assert own_template.is_text
@@ -226,7 +226,7 @@ async def test_token_ids_need_no_tokenizer() -> None:
         lora_name=None,  # type: ignore[union-attr]
     )
     assert prompt is not None
-    assert prompt.data == token_prompt([5, 6, 7]).data
+    assert prompt.whole == token_prompt([5, 6, 7]).data
 
 
 def test_the_next_turns_text_begins_with_this_ones() -> None:

@@ -20,8 +20,7 @@ CAPACITY = 256
 MAX_PREFIXES = 14
 NAME_DIGITS = 8
 
-_COARSE_STEP = COARSE_TOKENS // FINE_TOKENS
-_FIRST_COARSE = FINE_TOKENS * NUM_FINE // COARSE_TOKENS * _COARSE_STEP + _COARSE_STEP - 1
+_NUM_SKIPPED = FINE_TOKENS * NUM_FINE // COARSE_TOKENS  # coarse ones, where fine ones are
 
 
 class HotPrefix(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +58,12 @@ class HotPrefixes:
 
     def add(self, prompt: Prompt, *, at: float) -> None:
         """A prompt was placed; one whose blocks do not end at these distances is left out."""
-        keys = prompt.named_every(FINE_TOKENS)
-        if keys:
-            fine, coarse = keys[:NUM_FINE], keys[_FIRST_COARSE::_COARSE_STEP][:NUM_COARSE]
-            self._seen.append(Seen(at, [*fine, *coarse], _MIXED_LENGTHS))
-            return
-        keys = prompt.named_every(COARSE_TOKENS)
-        if keys:
-            self._seen.append(Seen(at, keys[:NUM_COARSE], _COARSE_LENGTHS))
+        fine, coarse = prompt.named_every(FINE_TOKENS), prompt.named_every(COARSE_TOKENS)
+        if fine:
+            keys = fine[:NUM_FINE] + coarse[_NUM_SKIPPED : _NUM_SKIPPED + NUM_COARSE]
+            self._seen.append(Seen(at, keys, _MIXED_LENGTHS))
+        elif coarse:
+            self._seen.append(Seen(at, coarse[:NUM_COARSE], _COARSE_LENGTHS))
 
     def tree(self) -> list[HotPrefix]:
         """The beginnings that most requests share, parents before their children."""
@@ -119,5 +116,5 @@ def name_of(key: BlockKey) -> str:
 _FINE_LENGTHS = [FINE_TOKENS * (place + 1) for place in range(NUM_FINE)]
 _COARSE_LENGTHS = [COARSE_TOKENS * (place + 1) for place in range(NUM_COARSE)]
 _MIXED_LENGTHS = _FINE_LENGTHS + [
-    FINE_TOKENS * (_FIRST_COARSE + 1) + COARSE_TOKENS * place for place in range(NUM_COARSE)
+    COARSE_TOKENS * (_NUM_SKIPPED + 1 + place) for place in range(NUM_COARSE)
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from expediter.errors import RequestError
-from expediter.gateway.conversations import Conversations
+from expediter.gateway.conversations import Conversations, Read
 from expediter.gateway.openai import (
     CHAT,
     COMPLETIONS,
@@ -21,7 +21,7 @@ from expediter.gateway.openai import (
     longest_prompt,
     prompt_text,
 )
-from expediter.gateway.tokenizer import PromptTokenizer
+from expediter.gateway.tokenizer import MAX_CHARS_INLINE, PromptTokenizer
 from expediter.routing.prompt import Prompt, packed_prompt, text_prompt, token_prompt
 
 MAX_TEXT = 4 * 1024 * 1024
@@ -44,23 +44,27 @@ class PromptReader:
             raw = fields.input_ids or fields.text
             return await self._completion(raw, fields, lora_name=lora_name)
         if path == CHAT and self._tokenizer is not None and not fields.chat_template:
-            data = await self._chat(self._tokenizer, fields)
-            if data is not None:
-                return packed_prompt(data, lora_name=lora_name, cache_salt=fields.cache_salt)
+            found = await self._chat(self._tokenizer, fields)
+            if found is not None:
+                return packed_prompt(
+                    found.data, stem=found.stem, lora_name=lora_name, cache_salt=fields.cache_salt
+                )
         text = prompt_text(path, fields)
         return None if text is None else text_prompt(text[:MAX_TEXT], cache_salt=fields.cache_salt)
 
-    async def _chat(self, tokenizer: PromptTokenizer, fields: Fields) -> bytes | None:
+    async def _chat(self, tokenizer: PromptTokenizer, fields: Fields) -> Read | None:
         """A chat's tokens; None where they cannot be known here."""
         if self._conversations is not None and _is_plain(fields):
             opens = fields.add_generation_prompt is not False
-            data = await self._conversations.pack(fields.messages, opens=opens)
-            if data is not None:
-                return data
+            found = await self._conversations.read(fields.messages, opens=opens)
+            if found is not None:
+                return found
         rendered = _render(tokenizer, fields)
         if rendered is None:
             return None
-        return await tokenizer.pack(rendered, add_special_tokens=bool(fields.add_special_tokens))
+        adds = bool(fields.add_special_tokens)
+        data = await tokenizer.pack(rendered, add_special_tokens=adds)
+        return Read(None, data, is_long=len(rendered) > MAX_CHARS_INLINE)
 
     async def _completion(
         self, raw: msgspec.Raw, fields: Fields, *, lora_name: str | None

@@ -117,6 +117,11 @@ class PromptTokenizer:
         data = [text.encode("utf-8", "surrogatepass") for text in texts]
         return await self._encode(data, add_special_tokens=False)
 
+    def encode_short(self, text: str) -> bytes:
+        """The tokens of one short text, at once; otherwise like `encode`."""
+        assert self._pieces is not None, "there are borders"
+        return self._pieces.pack(text)
+
     def _cut(self, text: str) -> list[bytes]:
         """The text's segments in UTF-8: whole turns if their end is known, else between borders."""
         if self._borders is not None and self._turn_end is None:
@@ -163,8 +168,11 @@ class _Pieces:
         self._split = borders.split
         added = tokenizer.backend.get_added_tokens_decoder().items()
         self._packed = {token.content: pack_tokens([i]) for i, token in added}
-        # Looking for each beginning is far faster than for a choice of all borders.
-        self._beginnings = {content[:2] for content in self._packed}
+        # A choice of borders that do not all begin alike is far slower to look for than each is.
+        beginnings = {content[:1] for content in self._packed}
+        self._beginnings = (
+            {content[:2] for content in self._packed} if len(beginnings) > 1 else beginnings
+        )
         are_all_borders = all(borders.fullmatch(content) for content in self._packed)
         self._packed[""] = b""
         self._byte_pairs = build_byte_pairs(tokenizer.backend) if are_all_borders else None

@@ -4,7 +4,8 @@ A worker without KV events caches the prompts it answered until it runs out of r
 grow old. Least recently used first, tails before heads: as its own cache would.
 
 Keys that are put in at once are one run, and the order is one of runs; a key belongs to the last
-run that had it. So putting in a long prompt costs a few steps in C for each key.
+run that had it. So putting in a long prompt costs a few steps in C for each key. A key has a size,
+because it may stand for more than a block: for all from the key before it (`marks.py`).
 
 A conversation's long beginning is put in again and again. What was put in lately is left where
 it is: a head is never older than its tail, so a bisection finds where the work begins.
@@ -12,6 +13,7 @@ it is: a head is never older than its tail, so a bisection finds where the work 
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate, compress
 
 from expediter.routing.prompt import BlockKey, Prompt
 
@@ -22,57 +24,74 @@ RECENT_SHARE = 8
 is when its tail goes in again, and that one later, but it stays in the recent two parts and is
 not dropped."""
 
+_MIN_LISTED = 4096  # keys in runs, before it is looked which of them later runs have
+
 
 class _Run:
-    """Keys put in at once, head first; `num_before` counts all that were put in before it."""
+    """Keys put in at once, head first, and their sizes; `put_before` is all that came before."""
 
-    __slots__ = ("expires_at", "keys", "num_before")
+    __slots__ = ("expires_at", "keys", "put_before", "sizes")
 
-    def __init__(self, keys: list[BlockKey], expires_at: float, num_before: int) -> None:
+    def __init__(
+        self, keys: list[BlockKey], sizes: list[int], *, expires_at: float, put_before: int
+    ) -> None:
         self.keys = keys
+        self.sizes = sizes
         self.expires_at = expires_at
-        self.num_before = num_before
+        self.put_before = put_before
 
 
 class AssumedBlocks:
-    """At most `capacity` keys, each for a limited time; tells `added` and `dropped` of changes."""
+    """Keys of at most `capacity` in all, each for a limited time.
+
+    Tells `added` and `dropped` of changes. A key's size is the same whenever it is put in.
+    """
 
     def __init__(self, *, capacity: int, added: OnChange, dropped: OnChange) -> None:
         self._capacity = capacity
-        self._num_recent = capacity // RECENT_SHARE
+        self._recent = capacity // RECENT_SHARE
         self._added = added
         self._dropped = dropped
-        self._num_put = 0
+        self._put = 0
         self._run_of: dict[BlockKey, _Run] = {}
         self._runs: deque[_Run] = deque()  # the oldest first
+        self.size = 0
         self.num_listed = 0  # keys in runs, also those that later runs have
 
     def __len__(self) -> int:
         return len(self._run_of)
 
-    def put(self, keys: Sequence[BlockKey], *, expires_at: float, slack: float = 0.0) -> None:
+    def put(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        expires_at: float,
+        slack: float = 0.0,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         """Assume a chain of keys, head first, until `expires_at`; make room if there is none.
 
-        Keys that were put in lately, and last until `slack` before that, stay as they are.
+        Keys that were put in lately, and last until `slack` before that, stay as they are. All
+        `sizes` are 1 unless they are given.
         """
-        if len(keys) > self._capacity:
-            keys = keys[: self._capacity]
-        moved = list(keys[self._num_lasting(keys, expires_at - slack) :])
-        if moved:
-            run_of = self._run_of
-            new = [key for key in moved if key not in run_of]
-            run = _Run(moved, expires_at, self._num_put)
-            self._num_put += len(moved)
-            self._runs.append(run)
-            self.num_listed += len(moved)
-            run_of.update(dict.fromkeys(moved, run))
-            if new:
-                self._added(new)
+        if sizes is None:
+            sizes = [1] * len(keys)
+        if sum(sizes) > self._capacity:
+            num_fitting = sum(end <= self._capacity for end in accumulate(sizes))
+            keys, sizes = keys[:num_fitting], sizes[:num_fitting]
+        num_lasting = self._num_lasting(keys, sizes, expires_at - slack)
+        if num_lasting < len(keys):
+            moved, sizes = list(keys[num_lasting:]), list(sizes[num_lasting:])
+            run = _Run(moved, sizes, expires_at=expires_at, put_before=self._put)
+            self._put += sum(sizes)
+            self._append(run)
         self._make_room()
 
     def discard(self, key: BlockKey) -> None:
         """Forget one key, if it is here."""
-        if self._run_of.pop(key, None) is not None:
+        run = self._run_of.pop(key, None)
+        if run is not None:
+            self.size -= run.sizes[run.keys.index(key)]
             self._dropped((key,))
 
     def expire(self, now: float) -> None:
@@ -80,76 +99,100 @@ class AssumedBlocks:
         runs = self._runs
         while runs and runs[0].expires_at <= now:
             run = runs.popleft()
-            self._drop(run, run.keys)
+            self._drop(run, run.keys, run.sizes)
 
     def clear(self) -> None:
         """Forget everything."""
         self._dropped(list(self._run_of))
         self._run_of.clear()
         self._runs.clear()
-        self.num_listed = 0
+        self.size = self.num_listed = 0
+
+    def _append(self, run: _Run) -> None:
+        """Put in a run, which takes over its keys from others."""
+        run_of = self._run_of
+        new = [key for key in run.keys if key not in run_of]
+        if len(new) == len(run.keys):
+            self.size += sum(run.sizes)
+        elif new:
+            pairs = zip(run.keys, run.sizes, strict=True)
+            self.size += sum([size for key, size in pairs if key not in run_of])
+        self._runs.append(run)
+        self.num_listed += len(run.keys)
+        run_of.update(dict.fromkeys(run.keys, run))
+        if new:
+            self._added(new)
 
     def _make_room(self) -> None:
         """Drop the oldest runs' tails until there is room again."""
-        while (num_over := len(self._run_of) - self._capacity) > 0:
+        while (over := self.size - self._capacity) > 0:
             run = self._runs[0]
-            if len(run.keys) <= num_over:
+            place = len(run.keys)
+            while place and over > 0:
+                place -= 1
+                over -= run.sizes[place]
+            keys, sizes = run.keys[place:], run.sizes[place:]
+            del run.keys[place:], run.sizes[place:]
+            if place == 0:
                 self._runs.popleft()
-                self._drop(run, run.keys)
-            else:
-                tail = run.keys[-num_over:]
-                del run.keys[-num_over:]
-                self._drop(run, tail)
-        if self.num_listed > 2 * self._capacity:
+            self._drop(run, keys, sizes)
+        if self.num_listed > 2 * max(len(self._run_of), min(self._capacity, _MIN_LISTED)):
             self._tidy()
 
     def _tidy(self) -> None:
         """Take out of runs what later ones have."""
         run_of = self._run_of
         for run in self._runs:
-            run.keys = [key for key in run.keys if run_of.get(key) is run]
+            owned = [run_of.get(key) is run for key in run.keys]
+            run.keys = list(compress(run.keys, owned))
+            run.sizes = list(compress(run.sizes, owned))
         self._runs = deque(run for run in self._runs if run.keys)
         self.num_listed = len(run_of)
 
-    def _drop(self, run: _Run, keys: Sequence[BlockKey]) -> None:
+    def _drop(self, run: _Run, keys: Sequence[BlockKey], sizes: Sequence[int]) -> None:
         """Forget the keys that no later run has."""
         self.num_listed -= len(keys)
         run_of = self._run_of
-        gone = [key for key in keys if run_of.get(key) is run]
-        for key in gone:
-            del run_of[key]
+        owned = [run_of.get(key) is run for key in keys]
+        gone = list(compress(keys, owned))
         if gone:
+            self.size -= sum(compress(sizes, owned))
+            for key in gone:
+                del run_of[key]
             self._dropped(gone)
 
-    def _num_lasting(self, keys: Sequence[BlockKey], until: float) -> int:
+    def _num_lasting(self, keys: Sequence[BlockKey], sizes: Sequence[int], until: float) -> int:
         """How many of the first keys can stay where they are: put in lately, and last long enough.
 
         None, if so many come after them that they could be dropped on the way.
         """
-        since = self._num_put - self._num_recent
+        since = self._put - self._recent
         get = self._run_of.get
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high + 1) // 2
             run = get(keys[middle - 1])
-            if run is not None and run.num_before >= since and run.expires_at >= until:
+            if run is not None and run.put_before >= since and run.expires_at >= until:
                 low = middle
             else:
                 high = middle - 1
-        return low if len(keys) - low <= self._capacity // 2 else 0
+        return low if sum(sizes[low:]) <= self._capacity // 2 else 0
 
 
 class AssumedPrompts:
-    """What was sent to one worker; tokens and texts apart, whose blocks differ in size."""
+    """What was sent to one worker, at most `capacity` tokens of each kind: tokens and texts."""
 
-    def __init__(
-        self, *, capacity: int, text_capacity: int, added: OnChange, dropped: OnChange
-    ) -> None:
+    def __init__(self, *, capacity: int, added: OnChange, dropped: OnChange) -> None:
         self._tokens = AssumedBlocks(capacity=capacity, added=added, dropped=dropped)
-        self._texts = AssumedBlocks(capacity=text_capacity, added=added, dropped=dropped)
+        self._texts = AssumedBlocks(capacity=capacity, added=added, dropped=dropped)
 
-    def __len__(self) -> int:
-        return len(self._tokens) + len(self._texts)
+    def __bool__(self) -> bool:
+        return self.num_tokens > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens all of it has."""
+        return self._tokens.size + self._texts.size
 
     def of(self, prompt: Prompt) -> AssumedBlocks:
         """Those of the prompt's kind."""

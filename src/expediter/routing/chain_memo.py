@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from expediter.routing.prompt import BYTES_PER_TOKEN, BlockKey, chain_keys
+from expediter.routing.chains import BlockKey, chain_ends
 
 SPAN_BLOCKS = 64
 SHORT_BLOCKS = 8
@@ -31,25 +31,31 @@ class ChainMemo:
         return sum(len(spans) for _, spans in self._spans)
 
     def chain(
-        self, data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
+        self,
+        data: bytes,
+        *,
+        ends: Sequence[int],
+        parent: BlockKey,
+        extras: Sequence[bytes] = (),
     ) -> list[BlockKey]:
-        """See `chain_keys`."""
+        """See `chain_ends`."""
         if len(extras) > 1:
-            return chain_keys(data, block_size=block_size, parent=parent, extras=extras)
+            return chain_ends(data, ends=ends, parent=parent, extras=extras)
         keys: list[BlockKey] = []
-        view, start = memoryview(data), 0
+        view, start, done = memoryview(data), 0, 0
         for num_blocks, spans in self._spans:
-            num_bytes = num_blocks * block_size * BYTES_PER_TOKEN
-            for end in range(start + num_bytes, len(data) + 1, num_bytes):
+            while done + num_blocks <= len(ends):
+                end = ends[done + num_blocks - 1]
                 name = b"".join((_digest(view[start:end]), parent, *extras))
                 found = spans.get(name)
                 if found is None:
-                    span = data[start:end]
-                    found = chain_keys(span, block_size=block_size, parent=parent, extras=extras)
+                    own_ends = [each - start for each in ends[done : done + num_blocks]]
+                    found = chain_ends(data[start:end], ends=own_ends, parent=parent, extras=extras)
                     spans.put(name, found)
                 keys += found
-                parent, extras, start = found[-1], (), end
-        keys += chain_keys(data[start:], block_size=block_size, parent=parent, extras=extras)
+                parent, extras, start, done = found[-1], (), end, done + num_blocks
+        own_ends = [each - start for each in ends[done:]]
+        keys += chain_ends(data[start:], ends=own_ends, parent=parent, extras=extras)
         return keys
 
 

@@ -7,10 +7,11 @@ the workers into those that hold the middle block and those that do not, and go 
 A hole in a worker's chain costs a wrong prediction, nothing else.
 
 Two sources, kept apart: what workers' events say they hold, and what is assumed from
-placements. For a worker with events an assumption only bridges the time until they arrive.
+placements. For a worker with events an assumption only bridges the time until they arrive. What
+is assumed is remembered at growing distances only (`marks.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,16 +20,9 @@ from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from expediter.load import WorkerId
 from expediter.routing.assumed import RECENT_SHARE, AssumedPrompts
 from expediter.routing.chain_memo import ChainMemo
+from expediter.routing.chains import BlockKey, chain_keys
 from expediter.routing.holders import Holders, set_all, unset_all
-from expediter.routing.prompt import (
-    BlockKey,
-    Prompt,
-    chain_keys,
-    pack_extra,
-    pack_tokens,
-    text_unit,
-    token_seed,
-)
+from expediter.routing.prompt import Prompt, pack_extra, pack_tokens, token_seed
 
 MAX_BISECTED = 32
 """Different match lengths found by bisection; where there are more, going key by key is faster."""
@@ -40,13 +34,6 @@ class _Table:
 
     held: Holders = field(default_factory=dict)
     assumed: Holders = field(default_factory=dict)
-
-    def lookup(self) -> Callable[[BlockKey, int], int]:
-        """What finds a key's holders now; with one source it is one dictionary's `get`."""
-        held, assumed = self.held.get, self.assumed.get
-        if not (self.assumed and self.held):
-            return assumed if self.assumed else held
-        return lambda key, default: held(key, default) | assumed(key, 0)
 
 
 @dataclass(slots=True)
@@ -118,11 +105,15 @@ class PrefixIndex:
             return
         now = self._clock()
         worker.assumed.expire(now)
-        keys = prompt.keys(prompt.unit(worker.block_size), chain=self._chain)
-        if keys and not worker.table.held.get(keys[-1], 0) & worker.bit:
-            worker.assumed.of(prompt).put(
-                keys, expires_at=now + seconds, slack=seconds / RECENT_SHARE
-            )
+        marks, held = prompt.marks(worker.block_size, chain=self._chain), worker.table.held
+        if not marks or (held and held.get(self._last_key(prompt, worker), 0) & worker.bit):
+            return
+        worker.assumed.of(prompt).put(
+            marks,
+            sizes=prompt.grid(worker.block_size).sizes(len(marks)),
+            expires_at=now + seconds,
+            slack=seconds / RECENT_SHARE,
+        )
 
     def expire(self) -> None:
         """Drop assumptions that are too old."""
@@ -136,16 +127,18 @@ class PrefixIndex:
         An engine computes at least the last token, so a whole prompt never matches.
         """
         matched: dict[WorkerId, int] = {}
+        num_usable = max(0, prompt.num_tokens - 1)
         for block_size, table in self._tables.items():
-            if not (table.held or table.assumed):
-                continue
-            unit = prompt.unit(block_size)
-            keys = prompt.keys(unit, chain=self._chain)
-            num_usable = min(len(keys), max(0, prompt.num_tokens - 1) // unit)
-            for mask, num_blocks in _longest(table, keys, num_usable):
-                for worker in self._in_mask(mask):
-                    owner, num_tokens = worker.worker_id, num_blocks * unit
-                    matched[owner] = max(num_tokens, matched.get(owner, 0))
+            if table.held and not prompt.is_text:
+                keys = prompt.keys(block_size, chain=self._chain)
+                num = min(len(keys), num_usable // block_size)
+                for mask, num_keys in _longest(table.held, keys, num):
+                    self._note(matched, mask, num_keys * block_size)
+            if table.assumed:
+                marks, grid = prompt.marks(block_size, chain=self._chain), prompt.grid(block_size)
+                num = min(len(marks), grid.num(num_usable))
+                for mask, num_marks in _longest(table.assumed, marks, num):
+                    self._note(matched, mask, grid.end(num_marks))
         return matched
 
     def num_blocks(self, worker_id: WorkerId) -> int:
@@ -154,7 +147,14 @@ class PrefixIndex:
 
     def num_assumed_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks it is assumed to hold."""
-        return len(self._workers[worker_id].assumed)
+        worker = self._workers[worker_id]
+        return worker.assumed.num_tokens // worker.block_size
+
+    def _last_key(self, prompt: Prompt, worker: _Worker) -> BlockKey:
+        """The key of all the prompt's full blocks, as the worker's events would have it."""
+        if prompt.is_text:
+            return prompt.seed
+        return prompt.keys(worker.block_size, chain=self._chain)[-1]
 
     def _store(self, worker: _Worker, event: BlockStored) -> None:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
@@ -195,26 +195,28 @@ class PrefixIndex:
 
     def _assumed(self, table: Holders, bit: int, block_size: int) -> AssumedPrompts:
         return AssumedPrompts(
-            capacity=self._assumed_capacity,
-            text_capacity=max(1, self._assumed_capacity * block_size // text_unit(block_size)),
+            capacity=self._assumed_capacity * block_size,
             added=lambda keys: set_all(table, keys, bit),
             dropped=lambda keys: unset_all(table, keys, bit),
         )
 
-    def _in_mask(self, mask: int) -> Iterator[_Worker]:
+    def _note(self, matched: dict[WorkerId, int], mask: int, num_tokens: int) -> None:
+        """Raise the matches of the workers in the mask to this."""
         while mask:
             lowest = mask & -mask
             mask ^= lowest
             worker = self._slots[lowest.bit_length() - 1]
             assert worker is not None
-            yield worker
+            owner = worker.worker_id
+            if num_tokens > matched.get(owner, 0):
+                matched[owner] = num_tokens
 
 
-def _longest(table: _Table, keys: list[BlockKey], num_usable: int) -> list[tuple[int, int]]:
+def _longest(table: Holders, keys: list[BlockKey], num_usable: int) -> list[tuple[int, int]]:
     """Split the workers that hold the first key by how many keys they hold in a row."""
     if num_usable == 0:
         return []
-    holders = table.lookup()
+    holders = table.get
     found: list[tuple[int, int]] = []
     todo = [(1, num_usable, holders(keys[0], 0))]
     while todo:
@@ -269,7 +271,7 @@ def _keys(event: BlockStored, parent: BlockKey) -> Sequence[BlockKey]:
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
     key_of, held, others = worker.key_of, worker.table.held, ~worker.bit
-    is_assumed = len(worker.assumed) > 0
+    is_assumed = bool(worker.assumed)
     for block_hash in block_hashes:
         key = key_of.pop(block_hash, None)
         if key is None:

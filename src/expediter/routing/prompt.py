@@ -9,70 +9,89 @@ Keys are xxh3-128: fast, and a collision costs one badly placed request, never a
 
 from array import array
 from collections.abc import Container, Sequence
-from typing import NewType, Protocol, cast
+from typing import cast
 
 import msgspec
 import xxhash
 
-BlockKey = NewType("BlockKey", bytes)
-"""16 bytes that name a block and, through its parents, everything before it."""
+from expediter.routing.chains import BYTES_PER_TOKEN as BYTES_PER_TOKEN
+from expediter.routing.chains import BlockKey as BlockKey
+from expediter.routing.chains import Chain, chain_ends
+from expediter.routing.marks import TEXT_MARKS, Marks, marks_of
+from expediter.routing.stem import Stem
 
 _TEXT_SEED = BlockKey(xxhash.xxh3_128_digest(b"text"))
-MIN_TEXT_TOKENS = 64
-"""Text is compared in longer blocks than tokens: its matches are estimates anyway, and naming
-and remembering blocks is most of what a new text costs."""
-
-BYTES_PER_TOKEN = 4  # a token id is a 32-bit integer; text counts four UTF-8 bytes as a token
-
-
-class Chain(Protocol):
-    """Computes the keys of the full blocks in `data`, as `chain_keys` does."""
-
-    def __call__(
-        self, data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
-    ) -> list[BlockKey]:
-        """The keys after `parent`; `extras` belong to the first blocks."""
-        ...
 
 
 class Prompt(msgspec.Struct, eq=False, kw_only=True):
     """What routing compares: a row of tokens, or text where no tokenizer is known.
 
-    `seed` keeps apart what no token shows: tokens from text, one adapter from another.
-    `first_extra` is what else names the first block (a cache salt), packed by `pack_extra`.
-    `length` is set where there are no tokens, only keys (`named_prompt`).
+    `data` is what follows `stem`, or all of it. `seed` keeps apart what no token shows: tokens
+    from text, one adapter from another. `first_extra` is what else names the first block (a cache
+    salt), packed by `pack_extra`. `length` is set where there are no tokens, only keys
+    (`named_prompt`).
     """
 
     data: bytes
     seed: BlockKey
     is_text: bool
+    stem: Stem | None = None
     first_extra: bytes = b""
     length: int | None = None
     _keys: dict[int, list[BlockKey]] = msgspec.field(default_factory=dict)
+    _marks: dict[int, list[BlockKey]] = msgspec.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """The prompt's length; an estimate for text."""
         if self.length is not None:
             return self.length
-        return -(-len(self.data) // BYTES_PER_TOKEN)
+        num_bytes = len(self.data) + (self.stem.num_bytes if self.stem is not None else 0)
+        return -(-num_bytes // BYTES_PER_TOKEN)
 
-    def unit(self, block_size: int) -> int:
-        """The tokens in a block, where workers' blocks have `block_size`."""
-        return text_unit(block_size) if self.is_text else block_size
+    @property
+    def whole(self) -> bytes:
+        """All tokens, four bytes each, or all of the text."""
+        return self.data if self.stem is None else self.stem.whole + self.data
 
-    def keys(self, block_size: int, *, chain: Chain | None = None) -> list[BlockKey]:
+    def keys(self, block_size: int, *, chain: Chain = chain_ends) -> list[BlockKey]:
         """The keys of every full block, computed once for each block size."""
         keys = self._keys.get(block_size)
         if keys is None:
-            keys = (chain or chain_keys)(
-                self.data,
-                block_size=block_size,
-                parent=self.seed,
-                extras=(self.first_extra,) if self.first_extra else (),
+            data, keys, extra = self.data, [], self.first_extra
+            if self.stem is not None:
+                keys, rest = self.stem.keys(block_size, self.seed, extra, chain)
+                data = rest + data
+            num_bytes = block_size * BYTES_PER_TOKEN
+            keys += chain(
+                data,
+                ends=range(num_bytes, len(data) + 1, num_bytes),
+                parent=keys[-1] if keys else self.seed,
+                extras=() if keys or not extra else (extra,),
             )
             self._keys[block_size] = keys
         return keys
+
+    def grid(self, block_size: int) -> Marks:
+        """Where its marks are, if workers' blocks have this size."""
+        return TEXT_MARKS if self.is_text else marks_of(block_size)
+
+    def marks(self, block_size: int, *, chain: Chain = chain_ends) -> list[BlockKey]:
+        """Keys at growing distances (`marks.py`): of a text its own, else some of `keys`."""
+        kind = 0 if self.is_text else block_size
+        marks = self._marks.get(kind)
+        if marks is None:
+            grid = self.grid(block_size)
+            if not self.is_text:
+                keys = self.keys(block_size, chain=chain)
+                marks = [keys[i] for i in grid.places(grid.num(len(keys) * block_size))]
+            else:
+                num_marks = grid.num(len(self.data) // BYTES_PER_TOKEN)
+                extras = (self.first_extra,) if self.first_extra else ()
+                ends = grid.byte_ends(num_marks)
+                marks = chain(self.data, ends=ends, parent=self.seed, extras=extras)
+            self._marks[kind] = marks
+        return marks
 
     def named_every(self, num_tokens: int) -> list[BlockKey]:
         """Of the keys computed so far those that name so many tokens, twice as many, and so on.
@@ -80,16 +99,14 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
         None if there are none, or if blocks do not end there. Those of the largest blocks, so that
         prompts of one fleet are named alike, in whichever order their keys were computed.
         """
+        marks = self._marks.get(0)
+        if marks is not None:
+            return [marks[place] for place in TEXT_MARKS.multiples(num_tokens, len(marks))]
         for block_size, keys in sorted(self._keys.items(), reverse=True):
             if num_tokens % block_size == 0:
                 step = num_tokens // block_size
                 return keys[step - 1 :: step]
         return []
-
-
-def text_unit(block_size: int) -> int:
-    """The tokens in a block of text: some of the workers' blocks, `MIN_TEXT_TOKENS` or more."""
-    return -(-MIN_TEXT_TOKENS // block_size) * block_size
 
 
 def token_prompt(
@@ -100,12 +117,17 @@ def token_prompt(
 
 
 def packed_prompt(
-    data: bytes, *, lora_name: str | None = None, cache_salt: str | None = None
+    data: bytes,
+    *,
+    stem: Stem | None = None,
+    lora_name: str | None = None,
+    cache_salt: str | None = None,
 ) -> Prompt:
-    """A prompt of token ids that `pack_tokens` has packed."""
+    """A prompt of token ids that `pack_tokens` has packed, those of `stem` before them."""
     return Prompt(
         data=data,
-        seed=token_seed(lora_name),
+        stem=stem,
+        seed=_BASE_SEED if lora_name is None else token_seed(lora_name),
         is_text=False,
         first_extra=pack_extra((cache_salt,)) if cache_salt else b"",
     )
@@ -137,6 +159,9 @@ def token_seed(lora_name: str | None) -> BlockKey:
     return BlockKey(xxhash.xxh3_128_digest(b"tokens\0" + (lora_name or "").encode()))
 
 
+_BASE_SEED = token_seed(None)
+
+
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Four bytes a token; ids outside 32 bits raise OverflowError."""
     return array("I", token_ids).tobytes()
@@ -145,24 +170,6 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 def pack_extra(extra: Sequence[object]) -> bytes:
     """What besides tokens names a block, as bytes; nothing packs to nothing."""
     return msgspec.msgpack.encode(list(extra)) if extra else b""
-
-
-def chain_keys(
-    data: bytes, *, block_size: int, parent: BlockKey, extras: Sequence[bytes] = ()
-) -> list[BlockKey]:
-    """The keys of the full blocks in `data` after `parent`; `extras` belong to the first ones."""
-    digest = xxhash.xxh3_128_digest
-    num_bytes = block_size * BYTES_PER_TOKEN
-    keys: list[BlockKey] = []
-    # Blocks have one length, so what follows a block's tokens cannot be taken for tokens.
-    for index, extra in enumerate(extras[: len(data) // num_bytes]):
-        start = index * num_bytes
-        parent = BlockKey(digest(parent + data[start : start + num_bytes] + extra))
-        keys.append(parent)
-    for start in range(len(keys) * num_bytes, len(data) - num_bytes + 1, num_bytes):
-        parent = cast("BlockKey", digest(parent + data[start : start + num_bytes]))
-        keys.append(parent)
-    return keys
 
 
 def num_held(keys: Sequence[BlockKey], held: Container[BlockKey]) -> int:

@@ -96,4 +96,4 @@ class Sticky:
         if keys:
             key = keys[min(self._num_blocks, len(keys)) - 1]
             return key if isinstance(key, bytes) else b"%d" % key  # a simulated block's number
-        return prompt.seed + prompt.first_extra + prompt.data[: self._block_size * BYTES_PER_TOKEN]
+        return prompt.seed + prompt.first_extra + prompt.whole[: self._block_size * BYTES_PER_TOKEN]
