@@ -87,6 +87,16 @@ def test_a_fleet_with_roles_has_those_workers_and_tells_everybody(tmp_path: Path
     assert {worker.worker_id: worker.role for worker in told.workers} == roles
 
 
+def test_each_role_may_be_split_its_own_way(tmp_path: Path) -> None:
+    roles = FleetConfig(num_prefill=1, num_decode=1, prefill_tensor_parallel=3)
+    config = replace(fleet(), fleet=roles)
+    sizes = [worker.engine.tensor_parallel for worker in plan_workers(config, folder=tmp_path)]
+    assert sizes == [3, 1]
+    alike = replace(config, fleet=FleetConfig(prefill_tensor_parallel=3))
+    with pytest.raises(ConfigError, match="there is --tensor-parallel"):
+        plan_workers(alike, folder=tmp_path)
+
+
 def test_one_role_without_the_other_is_an_error(tmp_path: Path) -> None:
     config = replace(fleet(), fleet=FleetConfig(num_prefill=1))
     with pytest.raises(ConfigError, match="need each other"):

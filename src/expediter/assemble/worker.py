@@ -3,6 +3,7 @@
 The engine is imported where a worker is built, so that a gateway runs without torch.
 """
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from expediter.assemble.descriptors import raise_descriptor_limit
 from expediter.assemble.handover import build_handover, start_handover
 from expediter.config import WorkerConfig, cache_dir
 from expediter.engine import default_model
+from expediter.errors import EngineLost
 from expediter.fleet.plan import require_free_port
 from expediter.kvcache.manager import KVCacheManager
 from expediter.scheduling.scheduler import Scheduler
@@ -94,6 +96,8 @@ async def _serve_executor(
     )
     publish = publisher.publish if publisher is not None else None
     worker = Worker(scheduler=scheduler, executor=executor, publish=publish, handover=handover)
+    loop = asyncio.get_running_loop()
+    executor.on_loss(lambda failure: _tell(loop, worker, failure))
     if handover is not None:
         await start_handover(handover)
     model = ServedModel(
@@ -109,6 +113,11 @@ async def _serve_executor(
         publisher=publisher,
         shutdown_seconds=config.shutdown_seconds,
     )
+
+
+def _tell(loop: asyncio.AbstractEventLoop, worker: Worker, failure: EngineLost) -> None:
+    """In any thread: the worker has no engine any more."""
+    loop.call_soon_threadsafe(worker.lose_engine, failure)
 
 
 def build_publisher(config: WorkerConfig) -> KVEventPublisher | None:

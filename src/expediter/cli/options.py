@@ -14,6 +14,9 @@ Model = Annotated[
     str | None,
     typer.Option(help="A Llama-architecture folder or GGUF file. Default: SmolLM2-135M-Instruct."),
 ]
+TensorParallel = Annotated[
+    int | None, typer.Option(min=1, help="Processes that a worker's model is split over.")
+]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 Set = Annotated[
     list[str] | None,

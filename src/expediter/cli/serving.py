@@ -7,7 +7,16 @@ import typer
 from rich.console import Console
 
 from expediter import assemble
-from expediter.cli.options import File, Model, Port, Set, absolute, load, this_command
+from expediter.cli.options import (
+    File,
+    Model,
+    Port,
+    Set,
+    TensorParallel,
+    absolute,
+    load,
+    this_command,
+)
 from expediter.config import environment
 
 app = typer.Typer()
@@ -20,6 +29,13 @@ def up(
     prefill: Annotated[int | None, typer.Option(min=1, help="How many for prefill.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="How many for decode.")] = None,
     model: Model = None,
+    tensor_parallel: TensorParallel = None,
+    prefill_tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Of prefill workers, if another.")
+    ] = None,
+    decode_tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Of decode workers, if another.")
+    ] = None,
     port: Port = None,
     settings: Set = None,
 ) -> None:
@@ -28,7 +44,10 @@ def up(
         "fleet.num-workers": workers,
         "fleet.num-prefill": prefill,
         "fleet.num-decode": decode,
+        "fleet.prefill-tensor-parallel": prefill_tensor_parallel,
+        "fleet.decode-tensor-parallel": decode_tensor_parallel,
         "worker.engine.model": absolute(model),
+        "worker.engine.tensor-parallel": tensor_parallel,
         "gateway.port": port,
     }
     assemble.run_fleet(
@@ -41,12 +60,14 @@ def worker(
     config: File = None,
     model: Model = None,
     name: Annotated[str | None, typer.Option("--id", help="The worker's name.")] = None,
+    tensor_parallel: TensorParallel = None,
     port: Port = None,
     settings: Set = None,
 ) -> None:
     """Start one worker: a model behind the OpenAI API."""
     flags = {
         "worker.engine.model": absolute(model),
+        "worker.engine.tensor-parallel": tensor_parallel,
         "worker.worker-id": name,
         "worker.port": port,
     }

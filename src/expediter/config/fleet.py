@@ -14,12 +14,15 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
     A worker that dies is started again after `restart_seconds`, doubled each time up to
     `max_restart_seconds` and forgotten once it has stayed up that long. With `num_prefill` and
-    `num_decode`, these are the workers, and `num_workers` is not used.
+    `num_decode`, these are the workers, and `num_workers` is not used; the tensor-parallel size of
+    each kind is the engine's unless it is given here.
     """
 
     num_workers: Positive = 3
     num_prefill: Annotated[int, msgspec.Meta(ge=0)] = 0
     num_decode: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill_tensor_parallel: Positive | None = None
+    decode_tensor_parallel: Positive | None = None
     start_seconds: Seconds = 300.0  # until every process answers
     stop_seconds: Seconds = 15.0  # from SIGTERM to SIGKILL
     restart_seconds: Seconds = 0.5

@@ -57,12 +57,21 @@ def plan_workers(config: Config, *, folder: Path) -> list[WorkerConfig]:
         taken.add(port)
         sockets = {"kv_events": f"{name}.events", "kv_replay": f"{name}.replay"}
         endpoints = {key: f"ipc://{folder / file}" for key, file in sockets.items()}
-        workers.append(replace(config.worker, worker_id=name, role=role, port=port, **endpoints))
+        engine = replace(config.worker.engine, tensor_parallel=_tensor_parallel(config, role))
+        worker = replace(config.worker, worker_id=name, role=role, port=port, engine=engine)
+        workers.append(replace(worker, **endpoints))
     return workers
 
 
+def _tensor_parallel(config: Config, role: str) -> int:
+    """How many processes a worker with that role is split over."""
+    fleet = config.fleet
+    by_role = {"prefill": fleet.prefill_tensor_parallel, "decode": fleet.decode_tensor_parallel}
+    return by_role.get(role) or config.worker.engine.tensor_parallel
+
+
 def worker_roles(config: Config) -> list[tuple[str, str]]:
-    """Name and role of each worker; raises ConfigError for one role without the other."""
+    """Name and role of each worker; raises ConfigError for settings of roles without both."""
     fleet = config.fleet
     if bool(fleet.num_prefill) != bool(fleet.num_decode):
         raise ConfigError(
@@ -70,6 +79,11 @@ def worker_roles(config: Config) -> list[tuple[str, str]]:
             "a fleet with one of them has to have both"
         )
     if not fleet.num_prefill:
+        if fleet.prefill_tensor_parallel or fleet.decode_tensor_parallel:
+            raise ConfigError(
+                "fleet.prefill-tensor-parallel and fleet.decode-tensor-parallel need --prefill and "
+                "--decode; for all workers there is --tensor-parallel"
+            )
         return [(f"worker-{n}", config.worker.role) for n in range(fleet.num_workers)]
     counts = {"prefill": fleet.num_prefill, "decode": fleet.num_decode}
     return [(f"{role}-{n}", role) for role, count in counts.items() for n in range(count)]

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from expediter.config import KVCacheConfig
+from expediter.config import WorkerConfig
 from expediter.request import FinishReason
 from expediter.worker.families import Families
 from expediter.worker.handover.live import LiveHandover
@@ -31,14 +31,14 @@ class WorkerCollector(Collector):
         *,
         stats: ServingStats,
         model_name: str,
-        kv_cache: KVCacheConfig,
+        config: WorkerConfig,
         publisher: KVEventPublisher | None = None,
         handover: LiveHandover | None = None,
     ) -> None:
         self._worker = worker
         self._stats = stats
         self._families = Families((model_name, ENGINE))
-        self._kv_cache = kv_cache
+        self._config = config
         self._publisher = publisher
         self._handover = handover
 
@@ -50,6 +50,11 @@ class WorkerCollector(Collector):
         yield self._finished()
         yield from self._latencies()
         yield self._cache_config()
+        yield self._families.gauge(
+            "expediter:tensor_parallel_size",
+            "Processes that the model is split over.",
+            self._config.engine.tensor_parallel,
+        )
         if self._handover is not None:
             yield from transfer_metrics(self._handover, self._families)
         if self._publisher is not None:
@@ -118,7 +123,7 @@ class WorkerCollector(Collector):
         labels = {
             "block_size": str(cache.block_size),
             "num_gpu_blocks": str(cache.num_total_blocks),
-            "enable_prefix_caching": str(self._kv_cache.prefix_caching),
+            "enable_prefix_caching": str(self._config.kv_cache.prefix_caching),
             "prefix_caching_hash_algo": "sha256",
             "engine": ENGINE,
         }

@@ -54,7 +54,7 @@ def create_app(
         worker,
         stats=stats,
         model_name=model.name,
-        kv_cache=config.kv_cache,
+        config=config,
         publisher=publisher,
         handover=handover,
     )
@@ -99,7 +99,10 @@ async def serve(
     shutdown_seconds: float,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run worker and server until `stop` is set, or without one until a signal."""
+    """Run worker and server until `stop` is set, or without one until a signal.
+
+    Raises EngineLost, and has told all clients, if the worker loses its engine before.
+    """
     server = _Server(
         uvicorn.Config(
             app,
@@ -116,13 +119,17 @@ async def serve(
         )
     )
     async with _publishing(publisher), asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.run())
+        running = tasks.create_task(worker.run())
         tasks.create_task(server.serve(sockets=[listener]))
         logger.info("listening on %s:%d", *listener.getsockname()[:2])
-        await (stop.wait() if stop is not None else _signalled())
+        stopping = tasks.create_task(_stopped(stop))
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         logger.info("shutting down")
         await worker.drain(shutdown_seconds)
         server.should_exit = True
+    if worker.failure is not None:
+        raise worker.failure
 
 
 class _Server(uvicorn.Server):
@@ -153,11 +160,13 @@ async def _publishing(publisher: KVEventPublisher | None) -> AsyncIterator[None]
         publisher.close()
 
 
-async def _signalled() -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+async def _stopped(stop: asyncio.Event | None) -> None:
+    """Until `stop` is set, or without one until a signal comes."""
+    if stop is None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
     await stop.wait()
 
 

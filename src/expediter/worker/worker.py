@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from expediter.errors import RequestError, WorkerUnavailable
+from expediter.errors import EngineLost, RequestError, WorkerUnavailable
 from expediter.kvcache.events import KVCacheEvent
 from expediter.kvcache.pin import Pin
 from expediter.load import WorkerLoad
@@ -49,6 +49,7 @@ class Worker:
         self._handover = handover
         if handover is not None:
             handover.bind(self)
+        self.failure: EngineLost | None = None  # why it stopped by itself
         self._publish = publish
         self._sinks: dict[RequestId, Sink] = {}
         self._num_failed_steps = 0  # in a row
@@ -133,8 +134,14 @@ class Worker:
         self._publish_events()
         return is_reset
 
+    def lose_engine(self, failure: EngineLost) -> None:
+        """No step can run any more: take no more requests, end those here, end `run`."""
+        self.failure = failure
+        self._is_draining = True
+        self._stop()
+
     async def run(self) -> None:
-        """Run steps until `drain` is over. Only one may run."""
+        """Run steps until `drain` is over or the engine is lost. Only one may run."""
         while True:
             self._wake.clear()
             output = self.scheduler.schedule()
@@ -163,8 +170,12 @@ class Worker:
                 len(self._sinks),
                 seconds,
             )
-            for request_id in list(self._sinks):
-                self._fail(request_id, FinishReason.ABORT)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Fail what is left; steps end."""
+        for request_id in list(self._sinks):
+            self._fail(request_id, FinishReason.ABORT)
         self._is_stopped = True
         self._wake.set()
 
@@ -173,6 +184,9 @@ class Worker:
             self._handover.step_begins(output)
         try:
             result = await self._executor.execute(output)
+        except EngineLost as failure:
+            self.lose_engine(failure)
+            return
         except Exception:
             # Whatever the model throws, it costs this batch and nothing else.
             self._num_failed_steps += 1
