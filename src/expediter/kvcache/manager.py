@@ -23,7 +23,7 @@ from expediter.kvcache.hashing import (
     items_in_block,
 )
 from expediter.kvcache.pin import Pin
-from expediter.kvcache.prefix_cache import HashPrefixCache, PrefixCache
+from expediter.kvcache.prefix_cache import HashPrefixCache, Match, PrefixCache
 from expediter.kvcache.radix_cache import RadixPrefixCache
 from expediter.kvcache.run import Run
 from expediter.kvcache.sequence import KVSequence
@@ -138,13 +138,19 @@ class KVCacheManager:
     def publish(self, sequence: KVSequence, num_computed_tokens: int) -> None:
         """Make every full block of the first `num_computed_tokens` tokens findable."""
         num_full = num_computed_tokens // self.block_size
-        if num_full <= sequence.num_cached_blocks or not self._prefix_caching:
+        start, run = sequence.num_cached_blocks, sequence.run
+        if num_full <= start or not self._prefix_caching:
             return
         if num_full > len(sequence.block_hashes):
             sequence.name_blocks()
             num_full = min(num_full, len(sequence.block_hashes))
-        self._adopt_duplicates(sequence, limit=num_full)
-        self._store(sequence, end=num_full)
+        assert run is not None, "it holds nothing"
+        match = self._cache.match(sequence.block_hashes, limit=num_full, after=run, start=start)
+        if match.num_blocks > start:
+            self._adopt(sequence, run, match)
+            start = match.num_blocks
+        if num_full > start:
+            self._store(sequence, end=num_full)
 
     def pin(self, sequence: KVSequence) -> Pin:
         """Hold the blocks it has now until `unpin`, whatever becomes of the sequence."""
@@ -201,14 +207,9 @@ class KVCacheManager:
         """Blocks that may be hit: the last token's logits must be computed."""
         return min((sequence.num_tokens - 1) // self.block_size, len(sequence.block_hashes))
 
-    def _adopt_duplicates(self, sequence: KVSequence, *, limit: int) -> None:
+    def _adopt(self, sequence: KVSequence, before: Run, match: Match) -> None:
         """Swap blocks whose names others published first for the published ones."""
-        pool, before, start = self._pool, sequence.run, sequence.num_cached_blocks
-        assert before is not None, "it holds nothing"
-        match = self._cache.match(sequence.block_hashes, limit=limit, after=before, start=start)
-        end = match.num_blocks
-        if end == start:
-            return
+        pool, start, end = self._pool, sequence.num_cached_blocks, match.num_blocks
         own = sequence.block_ids[start:end]
         sequence.run = run = pool.hold(match.run, num_beyond=match.num_beyond)
         sequence.block_ids[start:end] = run.path_ids()[start:]
@@ -232,11 +233,8 @@ class KVCacheManager:
 
     def _store(self, sequence: KVSequence, *, end: int) -> None:
         """Publish the sequence's own blocks up to `end`."""
-        start = sequence.num_cached_blocks
-        if start == end:
-            return
         assert sequence.run is not None, "it holds nothing"
-        context, size = sequence.context, self.block_size
+        start, context, size = sequence.num_cached_blocks, sequence.context, self.block_size
         names = sequence.block_hashes[start:end]
         sequence.run = run = self._cache.insert(sequence.run, names, sequence.block_ids[start:end])
         sequence.num_cached_blocks = end

@@ -20,9 +20,10 @@ from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from expediter.load import WorkerId
 from expediter.routing.assumed import RECENT_SHARE, AssumedPrompts
 from expediter.routing.chain_memo import ChainMemo
-from expediter.routing.chains import BlockKey, chain_keys
+from expediter.routing.chains import BlockKey
 from expediter.routing.holders import Holders, set_all, unset_all
-from expediter.routing.prompt import Prompt, pack_extra, pack_tokens, token_seed
+from expediter.routing.prompt import Prompt, token_seed
+from expediter.routing.stored_keys import stored_keys
 
 MAX_BISECTED = 32
 """Different match lengths found by bisection; where there are more, going key by key is faster."""
@@ -38,7 +39,10 @@ class _Table:
 
 @dataclass(slots=True)
 class _Worker:
-    """`key_of` translates the engine's own block hashes; only what is held is in it."""
+    """`key_of` translates the engine's own block hashes; only what is held is in it.
+
+    `num_named` counts blocks whose hashes are keys already, as simulated ones' are.
+    """
 
     worker_id: WorkerId  # whose matches these are; several caches may serve one worker
     bit: int
@@ -46,6 +50,7 @@ class _Worker:
     table: _Table
     assumed: AssumedPrompts
     key_of: dict[bytes, BlockKey] = field(default_factory=dict)
+    num_named: int = 0
 
 
 class PrefixIndex:
@@ -143,7 +148,7 @@ class PrefixIndex:
 
     def num_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks the worker's events say it holds."""
-        return len(self._workers[worker_id].key_of)
+        return len(self._workers[worker_id].key_of) + self._workers[worker_id].num_named
 
     def num_assumed_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks it is assumed to hold."""
@@ -159,15 +164,15 @@ class PrefixIndex:
     def _store(self, worker: _Worker, event: BlockStored) -> None:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
             return
-        if event.parent_block_hash is None:
-            parent = token_seed(event.lora_name)
-        else:
-            known = worker.key_of.get(event.parent_block_hash)
-            if known is None:
-                self.num_unknown_parents += 1
-                return
-            parent = known
-        keys = _keys(event, parent)
+        if not event.token_ids:
+            self._store_named(worker, event)
+            return
+        before = event.parent_block_hash
+        parent = token_seed(event.lora_name) if before is None else worker.key_of.get(before)
+        if parent is None:
+            self.num_unknown_parents += 1
+            return
+        keys = stored_keys(event, parent)
         worker.key_of.update(zip(event.block_hashes, keys, strict=False))
         held, bit = worker.table.held, worker.bit
         for key in keys:
@@ -175,14 +180,34 @@ class PrefixIndex:
             if not mask & bit:
                 held[key] = mask | bit
 
+    def _store_named(self, worker: _Worker, event: BlockStored) -> None:
+        """Simulated blocks have no tokens, and the same name everywhere: it is their key."""
+        held, bit = worker.table.held, worker.bit
+        parent = cast("BlockKey | None", event.parent_block_hash)
+        keys = cast("Sequence[BlockKey]", event.block_hashes)
+        if parent is not None and not held.get(parent, 0) & bit:
+            self.num_unknown_parents += 1
+            return
+        worker.num_named -= len(held)
+        for key in keys:
+            mask = held.setdefault(key, bit)
+            if not mask & bit:
+                held[key] = mask | bit
+                worker.num_named += 1
+        worker.num_named += len(held)
+
     def _clear(self, worker: _Worker) -> None:
-        unset_all(worker.table.held, worker.key_of.values(), worker.bit)
+        held, bit = worker.table.held, worker.bit
+        unset_all(held, worker.key_of.values(), bit)
+        if worker.num_named:
+            unset_all(held, [key for key, mask in held.items() if mask & bit], bit)
         worker.key_of.clear()
+        worker.num_named = 0
         worker.assumed.clear()
 
     def _resize(self, worker: _Worker, block_size: int) -> bool:
         """Follow the worker to another block size; False for a block that is not a full one."""
-        if worker.key_of and block_size < worker.block_size:
+        if (worker.key_of or worker.num_named) and block_size < worker.block_size:
             return False
         self._clear(worker)
         worker.block_size = block_size
@@ -257,41 +282,18 @@ def _scan(
     return found
 
 
-def _keys(event: BlockStored, parent: BlockKey) -> Sequence[BlockKey]:
-    """The stored blocks' keys; simulated blocks have no tokens, and the same name everywhere."""
-    if not event.token_ids:
-        return cast("Sequence[BlockKey]", event.block_hashes)
-    return chain_keys(
-        pack_tokens(event.token_ids),
-        block_size=event.block_size,
-        parent=parent,
-        extras=_packed_extras(event),
-    )
-
-
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
-    key_of, held, others = worker.key_of, worker.table.held, ~worker.bit
+    key_of, held, bit, others = worker.key_of, worker.table.held, worker.bit, ~worker.bit
     is_assumed = bool(worker.assumed)
     for block_hash in block_hashes:
         key = key_of.pop(block_hash, None)
         if key is None:
-            continue
+            key = cast("BlockKey", block_hash)
+            if not (worker.num_named and held.get(key, 0) & bit):
+                continue
+            worker.num_named -= 1
         mask = held.pop(key, 0) & others
         if mask:
             held[key] = mask
         if is_assumed:
             worker.assumed.discard(key)
-
-
-def _packed_extras(event: BlockStored) -> list[bytes]:
-    """Each block's extra keys but the adapter's name, which the chain's seed already carries."""
-    extras = event.extra_keys
-    if not extras or not any(extras):
-        return []
-    packed = []
-    for extra in extras:
-        entries = list(extra or ())
-        if entries and event.lora_name is not None and entries[0] == event.lora_name:
-            del entries[0]
-        packed.append(pack_extra(entries))
-    return packed

@@ -13,19 +13,13 @@ from expediter.scheduling.output import ModelOutput
 from expediter.scheduling.state import RequestState
 
 
-def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, block_size: int) -> int:
-    """Steps that `states`, which have slots for the first one, can run without a decision.
+def num_safe_steps(
+    states: Sequence[RequestState], *, longest: int, num_free_blocks: int, block_size: int
+) -> int:
+    """Of `longest` steps, those that `states` can run without a decision.
 
-    The last of them may be a request's last. One, if a token could end a request early.
+    They have slots for the first one, and the last of `longest` may be a request's last.
     """
-    longest = None
-    for state in states:
-        if state.stop_token_ids:
-            return 1
-        num_left = state.max_num_tokens - state.sequence.num_tokens
-        if longest is None or num_left < longest:
-            longest = num_left
-    assert longest is not None, "a step of nobody"
     if len(states) * (longest // block_size + 1) <= num_free_blocks:
         return longest
 
@@ -42,14 +36,23 @@ def num_safe_steps(states: Sequence[RequestState], *, num_free_blocks: int, bloc
 
 
 def advance(
-    states: Sequence[RequestState], result: ModelOutput, *, kv_cache: KVCacheManager
-) -> None:
+    states: Sequence[RequestState],
+    result: ModelOutput,
+    *,
+    kv_cache: KVCacheManager,
+    tells_all: bool,
+) -> list[RequestState]:
     """Take in the steps that ran, each request's as one: nobody could look in between.
 
-    After the last step no slots are taken: that is the next step's to decide.
+    Returns who has something to tell: the eager, those at their end, or everybody. Who went
+    away while the steps ran has nothing to gain. After the last step no slots are taken: that is
+    the next step's to decide.
     """
     num_steps, block_size = result.num_steps, kv_cache.block_size
+    gained = []
     for state in states:
+        if not state.is_running:
+            continue
         sequence, num_computed = state.sequence, state.num_computed_tokens
         state.num_computed_tokens = num_tokens = num_computed + num_steps
         if sequence.token_ids:
@@ -60,3 +63,6 @@ def advance(
             has_slots = kv_cache.allocate_slots(sequence, num_tokens)
             assert has_slots, "these steps were said to be safe"
             kv_cache.publish(sequence, num_tokens)
+        if tells_all or state.is_eager or sequence.num_tokens >= state.max_num_tokens:
+            gained.append(state)
+    return gained

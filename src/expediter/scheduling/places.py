@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from expediter.request import RequestId
 
 
+_by_rank = attrgetter("rank")
+
+
 class Places:
     """Moves requests; each is in one place. `running` is oldest first.
 
@@ -50,7 +53,11 @@ class Places:
 
     def run(self, state: RequestState) -> None:
         """Into the batch."""
-        insort(self.running, state, key=attrgetter("rank"))
+        running = self.running
+        if running and running[-1].rank > state.rank:
+            insort(running, state, key=_by_rank)
+        else:
+            running.append(state)
         state.is_running = True
 
     def begin(self, state: RequestState, *, now: float) -> bool:

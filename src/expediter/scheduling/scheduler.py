@@ -172,15 +172,11 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelOutput) -> list[RequestOutput]:
         """Take in the results of the newest step; what requests gained, and which ended."""
         assert result.num_steps <= output.max_steps, "ran further than was safe"
-        # Who went away while the step ran has nothing to gain.
-        decodes = [state for state in self._step.decodes if state.is_running]
-        advance(decodes, result, kv_cache=self.kv_cache)
-        if not self._step.ends_prompt:
-            decodes = [
-                s for s in decodes if s.is_eager or s.sequence.num_tokens >= s.max_num_tokens
-            ]
-        gained = decodes + self._end_prefills(result)
-        return [self._output(state, result.tokens[state.request_id]) for state in gained]
+        step, tokens = self._step, result.tokens
+        gained = advance(step.decodes, result, kv_cache=self.kv_cache, tells_all=step.ends_prompt)
+        if step.prefills:
+            gained += self._end_prefills(result)
+        return [self._output(state, tokens[state.request.request_id]) for state in gained]
 
     def _end_prefills(self, result: ModelOutput) -> list[RequestState]:
         """Take in the prompts' chunks; the requests that have a token of their own now."""
@@ -198,6 +194,7 @@ class Scheduler:
 
     def _schedule_decodes(self, step: Step) -> None:
         block_size, decodes = self.kv_cache.block_size, step.decodes
+        num_context, longest = 0, step.longest
         for state in self._running[:]:
             sequence = state.sequence
             num_tokens, num_computed = sequence.num_tokens, state.num_computed_tokens
@@ -205,8 +202,11 @@ class Scheduler:
                 continue
             if num_tokens <= len(sequence.block_ids) * block_size or self._find_slot(state):
                 decodes.append(state)
-                step.num_context_tokens += num_computed
+                num_context += num_computed
                 step.ends_prompt |= num_computed < state.num_prompt_tokens
+                left = 1 if state.stop_token_ids else state.max_num_tokens - num_tokens
+                longest = left if left < longest else longest
+        step.num_context_tokens, step.longest = num_context, longest
         step.budget -= len(decodes)
 
     def _find_slot(self, state: RequestState) -> bool:
@@ -237,7 +237,7 @@ class Scheduler:
                 step.add_prefill(state, min(state.num_remaining_tokens, step.budget))
 
     def _schedule_waiting(self, step: Step) -> None:
-        if self._places.is_memory_full or not self._has_room(step):
+        if not self._waiting or self._places.is_memory_full or not self._has_room(step):
             return
         for state in self._waiting.candidates():
             if self._is_underway(state, step):
@@ -279,13 +279,14 @@ class Scheduler:
         return num_new <= step.budget or not step.prefills
 
     def _max_steps(self, step: Step) -> int:
-        places = self._places
-        is_settled = not len(self._waiting) or places.is_memory_full
-        is_settled = is_settled or places.num_admitted >= self._max_running
-        if step.prefills or step.ends_prompt or not is_settled:
+        if step.prefills or step.ends_prompt:
+            return 1
+        is_full = self._places.is_memory_full or self._places.num_admitted >= self._max_running
+        if self._waiting and not is_full:
             return 1
         return num_safe_steps(
-            self._running,
+            step.decodes,
+            longest=step.longest,
             num_free_blocks=self.kv_cache.num_free_blocks,
             block_size=self.kv_cache.block_size,
         )

@@ -1,5 +1,6 @@
 """A step while the scheduler fills it."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from expediter.scheduling.output import PromptChunk, ScheduledChunk, SchedulerOutput, StepWork
@@ -12,14 +13,28 @@ if TYPE_CHECKING:
 class Step:
     """`decodes` compute one token each; `prefills` have their number of new tokens with them.
 
-    `budget` is what is left of it.
+    `budget` is what is left of it. Of the decodes, `longest` is how many steps they can run until
+    one may end, and `ends_prompt` says that for one the token is the last of its prompt.
     """
+
+    __slots__ = (
+        "_block_size",
+        "_num_looked_at",
+        "_underway",
+        "budget",
+        "decodes",
+        "ends_prompt",
+        "longest",
+        "num_context_tokens",
+        "prefills",
+    )
 
     def __init__(self, *, budget: int, block_size: int) -> None:
         self.budget = budget
         self.decodes: list[RequestState] = []
         self.num_context_tokens = 0  # of the decodes
-        self.ends_prompt = False  # one of the decodes is the last token of a prompt
+        self.ends_prompt = False
+        self.longest = sys.maxsize
         self.prefills: list[tuple[RequestState, int]] = []
         self._block_size = block_size
         self._underway: set[BlockHash] = set()  # what the first of the prefills fill
@@ -50,11 +65,11 @@ class Step:
         if has_chunks:
             chunks = [_chunk(state, 1) for state in self.decodes]
             chunks += [_chunk(state, num_new) for state, num_new in self.prefills]
+        num_new_tokens = len(self.decodes)
+        for _, num_new in self.prefills:
+            num_new_tokens += num_new
         return SchedulerOutput(
-            chunks=chunks,
-            num_new_tokens=len(self.decodes) + sum(num_new for _, num_new in self.prefills),
-            max_steps=max_steps,
-            work=self._work(),
+            chunks=chunks, num_new_tokens=num_new_tokens, max_steps=max_steps, work=self._work()
         )
 
     def _work(self) -> StepWork:

@@ -9,6 +9,7 @@ then, which is when a real worker would look.
 
 import asyncio
 import math
+from functools import lru_cache
 
 from expediter.request import RequestId, SampledToken
 from expediter.scheduling.output import ModelOutput, SchedulerOutput, StepWork
@@ -59,14 +60,18 @@ class SimulatedExecutor:
         self._jump = jump = self._start(work, output.max_steps)
         try:
             await jump.ended
+        except BaseException:
+            jump.timer.cancel()
+            raise
         finally:
             self._jump = None
-            jump.timer.cancel()
-        self.num_steps += jump.num_steps
+        num_steps = jump.num_steps
+        self.num_steps += num_steps
         self.num_jumps += 1
-        self.busy_seconds += jump.seconds(jump.num_steps)
-        self.num_prompt_tokens += work.num_prompt_tokens
-        return ModelOutput(tokens=_SameTokens(jump.num_steps), num_steps=jump.num_steps)
+        self.busy_seconds += jump.seconds(num_steps)
+        if work.chunks:
+            self.num_prompt_tokens += work.num_prompt_tokens
+        return ModelOutput(tokens=_same_tokens(num_steps), num_steps=num_steps)
 
     @property
     def step_ends_at(self) -> float | None:
@@ -97,6 +102,8 @@ class SimulatedExecutor:
 
 class _Jump:
     """Steps slept through as one; `ended` is done when the last of `num_steps` is."""
+
+    __slots__ = ("_first", "_growth", "_loop", "_started", "ended", "num_steps", "timer")
 
     def __init__(self, first: float, *, growth: float, num_steps: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -142,6 +149,12 @@ class _SameTokens(dict[RequestId, list[SampledToken]]):
 
     def __missing__(self, request_id: RequestId) -> list[SampledToken]:
         return self._tokens
+
+
+@lru_cache(maxsize=1024)
+def _same_tokens(num_tokens: int) -> _SameTokens:
+    """Nobody changes them, so they are made once."""
+    return _SameTokens(num_tokens)
 
 
 def _finish(future: asyncio.Future[None]) -> None:

@@ -43,7 +43,9 @@ class Line:
 
     def at(self, x: float) -> float:
         """The y at this x."""
-        index = min(bisect_right(self.xs, x, 1) - 1, self._last)
+        index = bisect_right(self.xs, x, 1) - 1
+        if index > self._last:
+            index = self._last
         return self._ys[index] + self._slopes[index] * (x - self.xs[index])
 
 
@@ -87,6 +89,9 @@ class GridCost:
 
     def seconds(self, work: StepWork) -> float:
         """See `CostModel`."""
+        if not work.chunks and work.num_decodes:
+            mean = work.num_context_tokens / work.num_decodes
+            return self._decode.line(work.num_decodes).at(mean) * MS
         prefill = self._prefill_ms(work) if work.chunks else 0.0
         decode = 0.0
         if work.num_decodes:
