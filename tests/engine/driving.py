@@ -14,11 +14,13 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 256
 
 
-def load(path: Path, *, dtype: Any = "float32", **settings: Any) -> TorchExecutor:
+def load(
+    path: Path, *, dtype: Any = "float32", block_size: int = BLOCK_SIZE, **settings: Any
+) -> TorchExecutor:
     """An executor over few small blocks; one thread, so that busy cores cannot stall it."""
     return load_executor(
         EngineConfig(model=str(path), dtype=dtype, device="cpu", num_threads=1, **settings),
-        KVCacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
+        KVCacheConfig(block_size=block_size, num_blocks=NUM_BLOCKS),
     )
 
 

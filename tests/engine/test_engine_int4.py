@@ -10,7 +10,7 @@ from tiny_models import Tiny, quantized, reference_logits, write_folder, write_g
 
 from expediter.engine.checkpoint import GGUFCheckpoint, open_checkpoint
 from expediter.engine.int4 import int4_serves, joined
-from expediter.engine.linear import FEW_ROWS, Int4Linear, make_linear
+from expediter.engine.linear import FEW_ROWS, Int4Linear, Int4Product, make_linear
 from expediter.engine.weights import WeightLoader
 
 CPU = torch.device("cpu")
@@ -49,11 +49,11 @@ def test_a_product_with_codes_is_the_dequantised_product(
     names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")]
     matrices = [matrix for name in names if (matrix := checkpoint.int4(name)) is not None]
     weight = torch.cat([checkpoint.tensor(name, (96, 64)) for name in names])
-    bias, gain = torch.randn(192).bfloat16(), torch.rand(64).bfloat16()
-    many = make_linear((weight * gain.float()).bfloat16(), bias)
-    linear = Int4Linear(joined(matrices), many=many, bias=bias, gain=gain)
+    bias, gain = torch.randn(192).bfloat16(), torch.rand(64)
+    many = make_linear((weight * gain).bfloat16(), bias)
+    linear = Int4Linear(few=Int4Product(joined(matrices), gain), many=many, bias=bias)
     rows = torch.randn(num_rows, 64).bfloat16()
-    expected = (rows.float() * gain.float()) @ weight.T + bias.float()
+    expected = (rows.float() * gain) @ weight.T + bias.float()
     torch.testing.assert_close(linear(rows).float(), expected, atol=0.05, rtol=0.02)
 
 

@@ -69,11 +69,14 @@ async def test_chunks_and_a_cached_prefix_change_no_token(
     assert whole.output_ids == chunked.output_ids == cached.output_ids
 
 
+@pytest.mark.parametrize("block_size", [BLOCK_SIZE, 16])
 async def test_bfloat16_stays_near_float32(
-    executor: TorchExecutor, tokenizer: Tokenizer, model: Path
+    executor: TorchExecutor, tokenizer: Tokenizer, model: Path, block_size: int
 ) -> None:
-    exact, rounded = (driven(tokenizer.encode(TEXT)) for _ in range(2))
-    other = load(model, dtype="bfloat16")
+    """Blocks of 16 tokens are what the compiled functions serve."""
+    exact = driven(tokenizer.encode(TEXT))
+    rounded = driven(tokenizer.encode(TEXT), chunk_size=1)
+    other = load(model, dtype="bfloat16", block_size=block_size)
     await run(executor, [exact])
     await run(other, [rounded])
     await other.close()

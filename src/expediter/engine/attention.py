@@ -20,9 +20,14 @@ TILE = 64  # queries; the scores of one tile then stay in a core's cache
 
 def attend(query: torch.Tensor, pieces: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
     """[token, KV head, query of it, element] over one layer's `pieces`; the same shape back."""
+    paged = batch.paged_decodes
+    if paged is not None and not batch.prefills:
+        return paged.attend(query, pieces)
     if len(batch.decodes) == 1 and not batch.prefills:
         return attend_decodes(query, pieces, batch.decodes[0])
     output = torch.empty_like(query)
+    if paged is not None:
+        output[paged.rows] = paged.attend(query[paged.rows], pieces)
     for group in batch.decodes:
         output[group.rows] = attend_decodes(query[group.rows], pieces, group)
     for chunk in batch.prefills:

@@ -8,7 +8,10 @@ chunks follow, each alone.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from expediter.scheduling.output import ScheduledChunk
@@ -35,6 +38,31 @@ class DecodeGroup:
     gathered: torch.Tensor
 
 
+class DecodeAttention(Protocol):
+    """Attention that reads a layer's blocks where they lie."""
+
+    def __call__(
+        self, query: torch.Tensor, pieces: torch.Tensor, decodes: "PagedDecodes"
+    ) -> torch.Tensor:
+        """[request, KV head, query of it, element] over a layer's `pieces`; the same back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedDecodes:
+    """All decodes of a step: blocks [request, block] and lengths of contexts, this token's too."""
+
+    rows: slice
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    longest: int
+    attention: DecodeAttention
+
+    def attend(self, query: torch.Tensor, pieces: torch.Tensor) -> torch.Tensor:
+        """See `DecodeAttention`."""
+        return self.attention(query, pieces, self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
     """Several tokens of one request; `num_context` tokens are before them."""
@@ -47,11 +75,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
-    """A step. `slots` [token, K heads then V heads] says where each token's KV is written."""
+    """A step. `slots` [token, K heads then V heads] says where each token's KV is written.
+
+    Decodes are either paged or in groups.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    paged_decodes: PagedDecodes | None
     decodes: list[DecodeGroup]
     prefills: list[PrefillChunk]
     sample_rows: torch.Tensor
@@ -61,56 +93,81 @@ class ForwardBatch:
 class BatchBuilder:
     """Turns chunks into a `ForwardBatch` for one pool."""
 
-    def __init__(self, layout: KVLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: DecodeAttention | None = None,
+    ) -> None:
+        """Decodes are paged if `attention` is there for them."""
         self._layout = layout
         self._dtype = dtype
         self._device = device
+        self._attention = attention
         runs = torch.arange(2 * layout.num_kv_heads)
         self._run_pieces = (runs * layout.num_blocks).view(2, 1, -1, 1)
         self._run_slots = runs * (layout.num_blocks * layout.block_size)
 
     def build(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
         """The step's tensors; chunks keep no order, `sampling` says whose rows are whose."""
-        groups = list(_grouped(chunks))
+        paged = [] if self._attention is None else [c for c in chunks if c.num_new_tokens == 1]
+        groups = [] if self._attention is not None else list(_grouped(chunks))
         prefills = [chunk for chunk in chunks if chunk.num_new_tokens > 1]
-        ordered = [chunk for group in groups for chunk in group] + prefills
+        ordered = [*paged, *chain(*groups), *prefills]
         ends = _running_total(ordered)
         starts = dict(zip(map(id, ordered), [0, *ends], strict=False))
         sampling = [chunk for chunk in ordered if chunk.samples]
         last = [starts[id(chunk)] + chunk.num_new_tokens - 1 for chunk in sampling]
-        token_ids = [token for chunk in ordered for token in chunk.token_ids]
-        positions = torch.cat([_positions(chunk) for chunk in ordered])
         return ForwardBatch(
-            token_ids=self._on_device(torch.tensor(token_ids)),
-            positions=self._on_device(positions),
-            slots=self._on_device(self._slots(ordered)),
+            token_ids=self._integers([token for chunk in ordered for token in chunk.token_ids]),
+            positions=self._integers(list(chain(*map(_positions, ordered)))),
+            slots=self._slots(ordered),
+            paged_decodes=self._paged(paged),
             decodes=[self._decode_group(group, starts[id(group[0])]) for group in groups],
             prefills=[self._prefill(chunk, starts[id(chunk)]) for chunk in prefills],
-            sample_rows=self._on_device(torch.tensor(last, dtype=torch.int64)),
+            sample_rows=self._integers(last),
             sampling=sampling,
         )
 
     def _slots(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
         size = self._layout.block_size
-        slots = []
-        for chunk in chunks:
-            positions = _positions(chunk)
-            blocks = torch.tensor(chunk.block_ids)[positions // size]
-            slots.append(blocks * size + positions % size)
-        return torch.cat(slots)[:, None] + self._run_slots
+        slots = [
+            chunk.block_ids[position // size] * size + position % size
+            for chunk in chunks
+            for position in _positions(chunk)
+        ]
+        return self._on_device(torch.tensor(slots)[:, None] + self._run_slots)
+
+    def _paged(self, chunks: Sequence[ScheduledChunk]) -> PagedDecodes | None:
+        if self._attention is None or not chunks:
+            return None
+        lengths = list(map(_context, chunks))
+        return PagedDecodes(
+            rows=slice(0, len(chunks)),
+            tables=self._on_device(self._tables(chunks)),
+            lengths=self._integers(lengths),
+            longest=max(lengths),
+            attention=self._attention,
+        )
+
+    def _tables(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
+        """Blocks [request, block]; padding names block 0."""
+        tables = np.zeros((len(chunks), max(map(self._num_blocks, chunks))), np.int64)
+        for table, chunk in zip(tables, chunks, strict=True):
+            used = self._num_blocks(chunk)
+            table[:used] = chunk.block_ids[:used]
+        return torch.from_numpy(tables)
 
     def _decode_group(self, chunks: Sequence[ScheduledChunk], start: int) -> DecodeGroup:
-        num_blocks = max(map(self._num_blocks, chunks))
-        num_slots = num_blocks * self._layout.block_size
-        # Padding names block 0: its values are finite, and masked.
-        table = torch.zeros(len(chunks), num_blocks, dtype=torch.int64)
-        for row, chunk in enumerate(chunks):
-            used = self._num_blocks(chunk)
-            table[row, :used] = torch.tensor(chunk.block_ids[:used])
+        tables = self._tables(chunks)
+        num_slots = tables.shape[1] * self._layout.block_size
+        # What padding names is finite, and masked.
         lengths = torch.tensor([_context(chunk) for chunk in chunks])
         mask = torch.zeros(len(chunks), 1, num_slots, dtype=self._dtype)
         mask[torch.arange(num_slots) >= lengths[:, None, None]] = -torch.inf
-        pieces = self._pieces(table)
+        pieces = self._pieces(tables)
         width = self._layout.block_size * self._layout.head_size
         return DecodeGroup(
             rows=slice(start, start + len(chunks)),
@@ -138,6 +195,9 @@ class BatchBuilder:
     def _num_blocks(self, chunk: ScheduledChunk) -> int:
         return -(-_context(chunk) // self._layout.block_size)
 
+    def _integers(self, values: list[int]) -> torch.Tensor:
+        return self._on_device(torch.tensor(values, dtype=torch.int64))
+
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)
 
@@ -146,8 +206,8 @@ def _context(chunk: ScheduledChunk) -> int:
     return chunk.num_computed_tokens + chunk.num_new_tokens
 
 
-def _positions(chunk: ScheduledChunk) -> torch.Tensor:
-    return torch.arange(chunk.num_computed_tokens, _context(chunk))
+def _positions(chunk: ScheduledChunk) -> range:
+    return range(chunk.num_computed_tokens, _context(chunk))
 
 
 def _running_total(chunks: Sequence[ScheduledChunk]) -> list[int]:

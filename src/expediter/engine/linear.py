@@ -6,6 +6,7 @@ packed weight replaces the plain one. A matrix whose checkpoint has four-bit cod
 as well: a few rows cost as much as reading the weights, and codes are a quarter to read.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from expediter.engine.int4 import GROUP, Int4Matrix
 
-FEW_ROWS = 8  # codes: half the time for 1 to 4 rows, nine tenths for 8 (measured)
+FEW_ROWS = 8  # codes: by torch half the time for 1 to 4 rows, nine tenths for 8 (measured)
 PACKED_ROWS = 16  # the row count that the blocked layout is chosen for
 
 
@@ -23,6 +24,9 @@ class Linear(Protocol):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
         ...
+
+
+Int4Maker = Callable[[Int4Matrix, torch.Tensor | None], Linear]  # from codes and gain
 
 
 class PlainLinear:
@@ -51,30 +55,36 @@ class PackedLinear:
         return output
 
 
-class Int4Linear:
-    """Four-bit codes for a few rows, `many` for more; `gain` scales columns, which codes cannot."""
+class Int4Product:
+    """Four-bit codes, by torch; `gain` scales columns, which codes cannot."""
 
-    def __init__(
-        self,
-        matrix: Int4Matrix,
-        *,
-        many: Linear,
-        bias: torch.Tensor | None,
-        gain: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, matrix: Int4Matrix, gain: torch.Tensor | None) -> None:
         self._codes, self._groups = matrix.packed()
+        self._gain = None if gain is None else gain.to(torch.bfloat16)
+        self._product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, in] to [rows, out]."""
+        if self._gain is not None:
+            rows = rows * self._gain
+        output: torch.Tensor = self._product(rows, self._codes, GROUP, self._groups)
+        return output
+
+
+class Int4Linear:
+    """`few` with codes for up to `FEW_ROWS` rows, `many` for more."""
+
+    def __init__(self, *, few: Linear, many: Linear, bias: torch.Tensor | None) -> None:
+        """`many` has the bias in it."""
+        self._few = few
         self._many = many
         self._bias = bias
-        self._gain = gain
-        self._product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
         if len(rows) > FEW_ROWS:
             return self._many(rows)
-        if self._gain is not None:
-            rows = rows * self._gain
-        output: torch.Tensor = self._product(rows, self._codes, GROUP, self._groups)
+        output = self._few(rows)
         return output if self._bias is None else output.add_(self._bias)
 
 

@@ -17,6 +17,7 @@ from expediter.engine.architecture import ModelConfig
 from expediter.engine.batch import BatchBuilder, ForwardBatch
 from expediter.engine.checkpoint import Checkpoint, open_checkpoint
 from expediter.engine.collectives import Collectives
+from expediter.engine.kernels.choice import make_kernels
 from expediter.engine.kv_store import KVStore, blocks_that_fit
 from expediter.engine.model import LlamaModel
 from expediter.engine.rope import Rope, longest_context
@@ -87,19 +88,28 @@ def plan_model(config: EngineConfig, kv: KVCacheConfig, *, shard: Shard) -> Mode
 def load_part(plan: ModelPlan, *, connect: Callable[[KVStore], Collectives]) -> ModelPart:
     """Read the weights and make the pool; `connect` is called when this rank has both."""
     model, device, dtype = plan.checkpoint.config, plan.device, plan.dtype
-    loader = WeightLoader(plan.checkpoint, dtype=dtype, device=device, shard=plan.shard)
+    own = plan.shard.config(model)
+    kernels = make_kernels(own, plan.layout, dtype=dtype, device=device)
+    loader = WeightLoader(
+        plan.checkpoint,
+        dtype=dtype,
+        device=device,
+        shard=plan.shard,
+        make_int4=kernels.make_int4,
+    )
     weights = loader.load()
     store = KVStore(plan.layout, dtype=dtype, device=device)
     logger.info("%s in %s, %d KV blocks", model.name, plan.spec.dtype, plan.layout.num_blocks)
     return ModelPart(
         model=LlamaModel(
-            plan.shard.config(model),
+            own,
             weights=weights,
+            operations=kernels.operations,
             rope=Rope(model, max_model_len=plan.spec.max_model_len, device=device),
             ranks=connect(store),
         ),
         store=store,
-        builder=BatchBuilder(plan.layout, dtype=dtype, device=device),
+        builder=BatchBuilder(plan.layout, dtype=dtype, device=device, attention=kernels.attention),
     )
 
 

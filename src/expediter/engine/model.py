@@ -6,7 +6,6 @@ pool, then attends over the pool, so cached, chunked and fresh context are one c
 that is split over ranks this is one rank's part.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -18,23 +17,28 @@ from expediter.engine.attention import attend
 from expediter.engine.batch import ForwardBatch
 from expediter.engine.collectives import Collectives
 from expediter.engine.kv_store import KVStore
-from expediter.engine.rope import Rope, rotate_in_place
-from expediter.engine.weights import LayerWeights, ModelWeights
+from expediter.engine.operations import Operations
+from expediter.engine.rope import Rope
+from expediter.engine.weights import ModelWeights
 
 
 class LlamaModel:
     """Weights and positions; the KV pool is the caller's. `config` says what this rank has."""
 
     def __init__(
-        self, config: ModelConfig, *, weights: ModelWeights, rope: Rope, ranks: Collectives
+        self,
+        config: ModelConfig,
+        *,
+        weights: ModelWeights,
+        operations: Operations,
+        rope: Rope,
+        ranks: Collectives,
     ) -> None:
         self._config = config
+        self._operations = operations
         self._ranks = ranks
         self._weights = weights
         self._rope = rope
-        # See `_normalize`: the epsilon under the root, for a sum in place of a mean.
-        epsilon = math.sqrt(config.hidden_size * config.rms_eps)
-        self._epsilon = torch.full((), epsilon).to(weights.embedding)
         self.vocab_size = config.vocab_size
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
@@ -51,13 +55,13 @@ class LlamaModel:
         `on_layer` is told in how many layers it is written, or will be once the device gets there.
         Only rank 0 has the logits of the whole vocabulary.
         """
-        ranks = self._ranks
+        ranks, operations = self._ranks, self._operations
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         rotation = self._rope.tables(batch.positions, hidden.dtype)
         last = self._config.num_layers - 1
         for index, layer in enumerate(self._weights.layers):
-            heads = self._heads(hidden, layer, rotation=rotation)
-            store.slots[index][batch.slots] = heads[:, self._config.num_heads :]
+            heads = self._heads(layer.qkv(operations.normalize(hidden)))
+            operations.place(heads, rotation, pool=store.slots[index], slots=batch.slots)
             if on_layer is not None:
                 ranks.when_all_are_here(partial(on_layer, index + 1))
             if index == last and not batch.sampling:
@@ -66,33 +70,19 @@ class LlamaModel:
             if index == last:  # nobody reads the other rows
                 hidden, attended = hidden[batch.sample_rows], attended[batch.sample_rows]
             hidden += ranks.sum(layer.attention_output(attended))
-            gate, up = layer.gate_up(self._normalize(hidden)).chunk(2, -1)
-            hidden += ranks.sum(layer.down(functional.silu(gate).mul_(up)))
+            inner = operations.gate(layer.gate_up(operations.normalize(hidden)))
+            hidden += ranks.sum(layer.down(inner))
         if not batch.sampling:
             ranks.meet()  # no sum came after the last layer's writing
             return hidden.new_empty(0, self.vocab_size)
-        return ranks.join(self._weights.head(self._normalize(hidden)))
+        return ranks.join(self._weights.head(operations.normalize(hidden)))
 
-    def _heads(
-        self,
-        hidden: torch.Tensor,
-        layer: LayerWeights,
-        *,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        """[token, head, element]: queries, then keys, both rotated, then values."""
-        config = self._config
-        heads = layer.qkv(self._normalize(hidden)).view(len(hidden), -1, config.head_size)
-        rotate_in_place(heads[:, : config.num_heads + config.num_kv_heads], *rotation)
-        return heads
+    def _heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """[token, head, element]: queries, then keys, then values."""
+        return rows.view(len(rows), -1, self._config.head_size)
 
     def _queries(self, heads: torch.Tensor) -> torch.Tensor:
         """[token, KV head, query of it, element]."""
         config = self._config
         shape = (len(heads), config.num_kv_heads, config.num_queries_per_kv, config.head_size)
         return heads[:, : config.num_heads].view(shape)
-
-    def _normalize(self, hidden: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(sum(x^2) + n eps): RMSNorm less its gain and sqrt(n), which weights hold."""
-        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return hidden / torch.hypot(length, self._epsilon)

@@ -11,6 +11,8 @@ import torch
 from expediter.engine.architecture import ModelConfig, RopeConfig
 from expediter.errors import ModelLoadError
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosine and signed sine, [tokens, 1, head size]
+
 
 class Rope:
     """Cosines and sines for any position of one model."""
@@ -21,10 +23,8 @@ class Rope:
         self._signs = torch.ones_like(self._frequencies)
         self._signs[: frequencies.numel()] = -1
 
-    def tables(
-        self, positions: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine, each [tokens, 1, head size], for `rotate_in_place`."""
+    def tables(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+        """What turns a head at each of the positions."""
         angles = positions.to(torch.float32)[:, None, None] * self._frequencies
         cosine = angles.cos() * self._amplitude
         sine = angles.sin() * (self._signs * self._amplitude)

@@ -14,7 +14,7 @@ import torch
 
 from expediter.engine.checkpoint import Checkpoint
 from expediter.engine.int4 import GROUP, ROW_MULTIPLE, Int4Matrix, int4_serves, joined
-from expediter.engine.linear import Int4Linear, Linear, make_linear
+from expediter.engine.linear import Int4Linear, Int4Maker, Int4Product, Linear, make_linear
 from expediter.engine.shard import WHOLE, Shard
 
 
@@ -100,12 +100,14 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         shard: Shard = WHOLE,
+        make_int4: Int4Maker = Int4Product,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._dtype = dtype
         self._device = device
         self._shard = shard
+        self._make_int4 = make_int4
         self._uses_int4 = int4_serves(dtype, device)
 
     def load(self) -> ModelWeights:
@@ -195,8 +197,8 @@ class WeightLoader:
         matrices = [part.int4 for part in parts if part.int4 is not None]
         if len(matrices) < len(parts) or len(weight) % ROW_MULTIPLE:
             return linear
-        gain = None if gain is None else self._place(gain)
-        return Int4Linear(joined(matrices), many=linear, bias=bias, gain=gain)
+        few = self._make_int4(joined(matrices), gain)
+        return Int4Linear(few=few, many=linear, bias=bias)
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=self._device, dtype=self._dtype)

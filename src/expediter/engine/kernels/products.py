@@ -1,0 +1,103 @@
+"""Matrices of four-bit codes as the compiled product reads them."""
+
+import math
+
+import torch
+
+from expediter.engine.int4 import GROUP, Int4Matrix
+from expediter.engine.kernels.compiled import Library
+from expediter.engine.kernels.int4_product import (
+    CODES_PER_LANE,
+    COLUMNS,
+    LARGEST_SCALE,
+    PARAMETERS,
+    int4_product,
+)
+from expediter.engine.kernels.memory import aligned
+from expediter.engine.linear import FEW_ROWS
+
+
+def products_source() -> str:
+    """What `Int4Products` calls."""
+    return "\n".join(int4_product(_name(rows), rows) for rows in range(1, FEW_ROWS + 1))
+
+
+def _name(num_rows: int) -> str:
+    return f"int4_product_{num_rows}"
+
+
+class Int4Products:
+    """Makes products, which share a room: a model's thread runs them one after the other."""
+
+    def __init__(self, library: Library) -> None:
+        self._functions = [
+            library.function(_name(rows), len(PARAMETERS)) for rows in range(1, FEW_ROWS + 1)
+        ]
+        self._scaled = torch.empty(0, dtype=torch.bfloat16)
+        self._sums = torch.empty(0)
+
+    def __call__(self, matrix: Int4Matrix, gain: torch.Tensor | None) -> "CompiledInt4Product":
+        """The product of up to `FEW_ROWS` rows, whose columns `gain` scales first, if given."""
+        size = FEW_ROWS * matrix.codes.shape[1]
+        if self._scaled.numel() < size:
+            self._scaled = torch.empty(size, dtype=torch.bfloat16)
+            self._sums = torch.empty(size // GROUP)
+        return CompiledInt4Product(matrix, gain, products=self)
+
+    def run(self, rows: torch.Tensor, *matrix: int, output: torch.Tensor) -> None:
+        """Fill `output`; `matrix` is where gain and tiles are, and how many groups and tiles."""
+        gain, tiles, num_groups, num_tiles = matrix
+        self._functions[len(rows) - 1](
+            rows.data_ptr(),
+            gain,
+            self._scaled.data_ptr(),
+            self._sums.data_ptr(),
+            tiles,
+            output.data_ptr(),
+            num_groups,
+            num_tiles,
+        )
+
+
+class CompiledInt4Product:
+    """One matrix."""
+
+    def __init__(
+        self, matrix: Int4Matrix, gain: torch.Tensor | None, *, products: Int4Products
+    ) -> None:
+        self._products = products
+        self._num_columns, width = matrix.codes.shape
+        tiles, unit = packed_tiles(matrix)
+        # What float16 cannot hold is taken out of the scales and put onto the rows: a power of 2.
+        self._gain = (torch.ones(width) if gain is None else gain.float()) * unit
+        self._tiles = tiles
+        self._matrix = (
+            self._gain.data_ptr(),
+            tiles.data_ptr(),
+            width // GROUP,
+            self._num_columns // COLUMNS,
+        )
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, in] to [rows, out]."""
+        output = rows.new_empty(len(rows), self._num_columns)
+        self._products.run(rows.contiguous(), *self._matrix, output=output)
+        return output
+
+
+def packed_tiles(matrix: Int4Matrix) -> tuple[torch.Tensor, float]:
+    """Bytes of [tile, group], see `int4_product`, and what all weights are to be multiplied by."""
+    num_tiles, num_groups = len(matrix.codes) // COLUMNS, matrix.codes.shape[1] // GROUP
+    # [tile, column, group, vector, place, parity]: a lane has places of one column and parity.
+    places = matrix.codes.view(num_tiles, COLUMNS, num_groups, -1, CODES_PER_LANE, 2)
+    lanes = places.permute(0, 2, 3, 1, 5, 4).to(torch.int32)
+    shifts = 4 * torch.arange(CODES_PER_LANE, dtype=torch.int32)
+    codes = (lanes << shifts).sum(-1).to(torch.int16).flatten(2)
+    largest = float(torch.maximum(matrix.scales, matrix.minimums.abs()).max())
+    unit = 2.0 ** math.ceil(math.log2(largest / LARGEST_SCALE)) if largest else 1.0
+    floats = [
+        (part / unit).half().view(num_tiles, COLUMNS, num_groups).transpose(1, 2)
+        for part in (matrix.scales, matrix.minimums)
+    ]
+    parts = [part.contiguous().view(torch.uint8) for part in (codes, *floats)]
+    return aligned(torch.cat(parts, -1)), unit
