@@ -18,7 +18,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from expediter.errors import RequestError
 from expediter.gateway.conversations import Conversations
 from expediter.gateway.tokenizer import PromptTokenizer
-from expediter.routing.prompt import pack_tokens
+from expediter.load import WorkerId
+from expediter.routing.prefix_index import PrefixIndex
+from expediter.routing.prompt import pack_tokens, packed_prompt
 from expediter.tokenizer import Tokenizer
 from expediter.tokenizer.chat_template import ChatTemplate
 from expediter.tokenizer.turns import find_turns
@@ -156,7 +158,7 @@ async def pack(conversations: Conversations, raw: bytes, *, opens: bool) -> byte
     found = await conversations.read(msgspec.Raw(raw), opens=opens)
     if found is None:
         return None
-    return found.data if found.stem is None else found.stem.whole + found.data
+    return packed_prompt(found.data, stem=found.stem, more=found.more).whole
 
 
 def pack_all(
@@ -284,3 +286,57 @@ async def test_a_new_conversation_that_many_ask_about_is_encoded_once(
         packed = await asyncio.gather(*(pack(conversations, raw, opens=True) for _ in range(9)))
     assert set(packed) == {pack_tokens(tokenizer.encode_chat(asked))}
     assert num_encoded == 1
+
+
+def listed(*contents: str) -> msgspec.Raw:
+    """A conversation whose turns say this."""
+    asked = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
+    return msgspec.Raw(json.dumps(asked).encode())
+
+
+async def test_a_short_end_that_nobody_was_sent_before_is_not_encoded_until_asked_for() -> None:
+    tokenizer = kept("chatml")
+    with ThreadPoolExecutor(1) as threads:
+        conversations = Conversations(PromptTokenizer(tokenizer, executor=threads))
+        await conversations.read(listed("the one", "two"), opens=True)
+        found = await conversations.read(listed("the one", "two", "three"), opens=True)
+        assert found is not None
+        assert found.more is not None
+        prompt = packed_prompt(
+            found.data, stem=found.stem, more=found.more, num_more=found.num_more
+        )
+        index = PrefixIndex(clock=lambda: 0.0, block_size=2, assumed_capacity=1000)
+        index.add_worker(WorkerId("w"))
+        index.assume(WorkerId("w"), prompt, seconds=5.0)
+        matched = index.match(prompt)[WorkerId("w")]
+        assert prompt.more is not None
+        whole = msgspec.json.decode(listed("the one", "two", "three"))
+        assert prompt.whole == pack_tokens(tokenizer.encode_chat(whole))
+        before = tokenizer.encode_chat(whole[:2], add_generation_prompt=False)
+        assert matched == len(before) // 2 * 2
+        assert prompt.num_tokens == len(prompt.whole) // 4
+        assert prompt.keys(2) == packed_prompt(prompt.whole).keys(2)
+
+
+@pytest.mark.parametrize("last", ["three", "the user " * 500])
+async def test_what_comes_by_again_or_is_long_is_encoded(last: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        conversations = Conversations(PromptTokenizer(kept("chatml"), executor=threads))
+        await conversations.read(listed("the one", "two"), opens=True)
+        first = await conversations.read(listed("the one", "two", last), opens=True)
+        again = await conversations.read(listed("the one", "two", last), opens=True)
+        assert first is not None
+        assert again is not None
+        assert (first.more is None) == (len(last) > 100)
+        assert again.more is None
+
+
+@pytest.mark.parametrize("role", [["user"], {"user": 1}, 1, None, "nobody"])
+async def test_a_role_of_another_kind_is_rendered_or_refused(role: object) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        conversations = Conversations(PromptTokenizer(kept("chatml"), executor=threads))
+        asked = [{"role": "user", "content": "one"}, {"role": role, "content": "two"}]
+        await conversations.read(listed("one"), opens=True)
+        for _ in range(2):
+            found = await pack(conversations, json.dumps(asked).encode(), opens=True)
+            assert found is None or role == "nobody"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -145,6 +146,25 @@ async def test_long_new_text_is_encoded_off_the_event_loop() -> None:
         again = exact.pack(long, add_special_tokens=False)
         with pytest.raises(StopIteration):  # now it is remembered, and nothing is waited for
             again.send(None)
+
+
+async def test_long_new_prompts_are_named_off_the_event_loop_and_known_ones_are_not() -> None:
+    named: list[str] = []
+
+    def name(prompt: Prompt) -> None:
+        prompt.keys(16)
+        named.append(threading.current_thread().name)
+
+    words = "the quick brown fox " * 1000
+    bodies = [{"messages": [{"role": "user", "content": words}]}, {"prompt": words * 2}]
+    with ThreadPoolExecutor(1, thread_name_prefix="tokens") as threads:
+        reader = PromptReader(PromptTokenizer(byte_level(), executor=threads), name=name)
+        for path, body in zip((CHAT, COMPLETIONS), bodies, strict=True):
+            fields = read_fields(json.dumps(body).encode())
+            assert fields is not None
+            for _ in range(2):
+                assert await reader.read(path, fields, lora_name=None) is not None
+    assert named == ["tokens_0", "tokens_0"]
 
 
 async def read(path: bytes, body: dict[str, object]) -> Prompt | None:

@@ -164,7 +164,7 @@ async def same_tokens(
         assert fields is not None
         prompt = await reader.read(CHAT, fields, lora_name=None)
         assert prompt is not None
-        assert (prompt.is_text, prompt.data) == (False, pack_tokens(told.json()["tokens"]))
+        assert (prompt.is_text, prompt.whole) == (False, pack_tokens(told.json()["tokens"]))
         answer = await http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         decision = (await http.get("/decisions?limit=1")).json()[0]

@@ -130,7 +130,7 @@ class Gateway:
         handler = RequestHandler(
             endpoints=endpoints,
             dispatcher=self.dispatcher,
-            prompts=PromptReader(exact),
+            prompts=PromptReader(exact, name=self.index.name),
             observations=self.reports.observations,
             clock=clock,
         )

@@ -5,6 +5,7 @@ cannot be known (images, templates that come with the request), it is text. Toke
 no tokenizer.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from expediter.gateway.openai import (
     longest_prompt,
     prompt_text,
 )
-from expediter.gateway.tokenizer import MAX_CHARS_INLINE, PromptTokenizer
+from expediter.gateway.tokenizer import PromptTokenizer
 from expediter.routing.prompt import Prompt, packed_prompt, text_prompt, token_prompt
 
 MAX_TEXT = 4 * 1024 * 1024
@@ -32,12 +33,26 @@ hold. Naming the blocks of more would keep the event loop from everybody else.""
 class PromptReader:
     """Reads prompts; `tokenizer` is None where only text is to be compared."""
 
-    def __init__(self, tokenizer: PromptTokenizer | None) -> None:
+    def __init__(
+        self, tokenizer: PromptTokenizer | None, *, name: Callable[[Prompt], object] | None = None
+    ) -> None:
+        """`name` gives a prompt's blocks their names; long new ones get them in a thread."""
         self._tokenizer = tokenizer
+        self._name = name
         self._conversations = Conversations(tokenizer) if tokenizer is not None else None
 
     async def read(self, path: bytes, fields: Fields, *, lora_name: str | None) -> Prompt | None:
         """The prompt of a request to `path`, or None where there is none to compare."""
+        tokenizer, name = self._tokenizer, self._name
+        num_in_background = 0 if tokenizer is None else tokenizer.num_in_background
+        prompt = await self._read(path, fields, lora_name=lora_name)
+        if prompt is None or tokenizer is None or name is None:
+            return prompt
+        if tokenizer.num_in_background != num_in_background:  # maybe for it
+            await tokenizer.in_background(lambda: name(prompt))
+        return prompt
+
+    async def _read(self, path: bytes, fields: Fields, *, lora_name: str | None) -> Prompt | None:
         if path == COMPLETIONS:
             return await self._completion(fields.prompt, fields, lora_name=lora_name)
         if path == GENERATE:
@@ -47,7 +62,12 @@ class PromptReader:
             found = await self._chat(self._tokenizer, fields)
             if found is not None:
                 return packed_prompt(
-                    found.data, stem=found.stem, lora_name=lora_name, cache_salt=fields.cache_salt
+                    found.data,
+                    stem=found.stem,
+                    more=found.more,
+                    num_more=found.num_more,
+                    lora_name=lora_name,
+                    cache_salt=fields.cache_salt,
                 )
         text = prompt_text(path, fields)
         return None if text is None else text_prompt(text[:MAX_TEXT], cache_salt=fields.cache_salt)
@@ -64,7 +84,7 @@ class PromptReader:
             return None
         adds = bool(fields.add_special_tokens)
         data = await tokenizer.pack(rendered, add_special_tokens=adds)
-        return Read(None, data, is_long=len(rendered) > MAX_CHARS_INLINE)
+        return Read(None, data)
 
     async def _completion(
         self, raw: msgspec.Raw, fields: Fields, *, lora_name: str | None

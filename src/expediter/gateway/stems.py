@@ -24,10 +24,11 @@ _digest = xxhash.xxh3_128_digest
 
 
 class Known(NamedTuple):
-    """The first bytes of a list that are known: those before `end`."""
+    """The first bytes of a list that are known: those before `end`. `name` is the whole's."""
 
     stem: Stem
     end: int
+    name: bytes
 
 
 class Stems:
@@ -56,13 +57,15 @@ class Stems:
         end = len(raw) - 1
         if end < 1 or raw[end] != _CLOSING:
             return None
+        whole = name = _digest(raw[:end])
         for _ in range(MAX_ENDS):
-            stem = self._get(_digest(raw[:end]))
+            stem = self._get(name)
             if stem is not None:
-                return Known(stem, end)
+                return Known(stem, end, whole)
             end = _end_before(raw, end)
             if end < 0:
                 return None
+            name = _digest(raw[:end])
         return None
 
     def grow(
@@ -72,7 +75,7 @@ class Stems:
         turns: Sequence[Sequence[bytes]],
         packed: Sequence[bytes],
     ) -> Stem | None:
-        """The stem of the whole list: what is known of it, and then these turns' tokens.
+        """The stem of what is known of the list, and then of its turns that are packed.
 
         None if it cannot be told where in the list each turn ends.
         """
@@ -81,11 +84,11 @@ class Stems:
         if ends is None:
             return None
         hashed, stem = xxhash.xxh3_128(raw[:start]), known.stem if known is not None else None
-        for end, data in zip(ends, packed, strict=True):
+        for end, data in zip(ends, packed, strict=False):
             hashed.update(raw[start:end])
             stem, start = Stem(data, stem, name=hashed.digest()), end
-        assert stem is not None
-        self._put(stem)
+        if stem is not None:
+            self._put(stem)
         return stem
 
     def _get(self, name: bytes) -> Stem | None:
@@ -108,6 +111,25 @@ class Stems:
             self._num_old_bytes, self._num_young_bytes = self._num_young_bytes, 0.0
             if self._num_old_bytes > 2 * self._max_young:  # one conversation fills it all
                 self._old, self._num_old_bytes = {}, 0.0
+
+
+class Seen:
+    """Names that came by, the last `max_names` at least."""
+
+    def __init__(self, *, max_names: int) -> None:
+        self._max_names = max_names
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def add(self, name: bytes) -> bool:
+        """Take it down; whether it came by before."""
+        if name in self._young:
+            return True
+        self._young.add(name)
+        was_there = name in self._old
+        if len(self._young) >= self._max_names:
+            self._old, self._young = self._young, set()
+        return was_there
 
 
 def _size(stem: Stem) -> float:

@@ -15,12 +15,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import TypeVar
 
 import xxhash
 
 from expediter.routing.prompt import pack_tokens
 from expediter.tokenizer import Tokenizer
 from expediter.tokenizer.byte_pairs import build_byte_pairs
+
+T = TypeVar("T")
 
 MAX_CHARS_INLINE = 8192  # at most 2 ms of encoding; more runs off the event loop
 DEFAULT_MEMO_BYTES = 64 * 1024 * 1024
@@ -80,6 +83,7 @@ class PromptTokenizer:
         self._borders = find_borders(tokenizer)
         self._pieces = _Pieces(tokenizer, self._borders) if self._borders else None
         self._turn_end = _turn_end(tokenizer, self._borders) if self._borders else None
+        self.num_in_background = 0  # how often there was much to encode
         self._special_tokens = pack_tokens(tokenizer.encode("", add_special_tokens=True))
 
     @property
@@ -147,17 +151,22 @@ class PromptTokenizer:
 
         if sum(map(len, texts)) <= MAX_CHARS_INLINE:
             return encode()
+        self.num_in_background += 1
+        return await self.in_background(encode)
+
+    async def in_background(self, work: Callable[[], T]) -> T:
+        """Do it in the thread that encodes."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, _in_background, encode)
+        return await loop.run_in_executor(self._executor, _in_background, work)
 
 
-def _in_background(encode: Callable[[], list[bytes]]) -> list[bytes]:
-    """Encode in a thread that makes way for the event loop's wherever both want one core."""
+def _in_background(work: Callable[[], T]) -> T:
+    """Work in a thread that makes way for the event loop's wherever both want one core."""
     if sys.platform == "linux":  # where a thread has a niceness of its own
         thread = threading.get_native_id()
         if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
             os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
-    return encode()
+    return work()
 
 
 class _Pieces:

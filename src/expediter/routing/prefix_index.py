@@ -7,8 +7,8 @@ the workers into those that hold the middle block and those that do not, and go 
 A hole in a worker's chain costs a wrong prediction, nothing else.
 
 Two sources, kept apart: what workers' events say they hold, and what is assumed from
-placements. For a worker with events an assumption only bridges the time until they arrive. What
-is assumed is remembered at growing distances only (`marks.py`).
+placements (some blocks only: `marks.py`). For a worker with events an assumption only bridges the
+time until they arrive.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -111,8 +111,10 @@ class PrefixIndex:
         now = self._clock()
         worker.assumed.expire(now)
         marks, held = prompt.marks(worker.block_size, chain=self._chain), worker.table.held
-        if not marks or (held and held.get(self._last_key(prompt, worker), 0) & worker.bit):
-            return
+        if held and marks and not prompt.is_text:
+            last = prompt.known_keys(worker.block_size, chain=self._chain)[-1]
+            if held.get(last, 0) & worker.bit:
+                return
         worker.assumed.of(prompt).put(
             marks,
             sizes=prompt.grid(worker.block_size).sizes(len(marks)),
@@ -135,7 +137,7 @@ class PrefixIndex:
         num_usable = max(0, prompt.num_tokens - 1)
         for block_size, table in self._tables.items():
             if table.held and not prompt.is_text:
-                keys = prompt.keys(block_size, chain=self._chain)
+                keys = prompt.known_keys(block_size, chain=self._chain)
                 num = min(len(keys), num_usable // block_size)
                 for mask, num_keys in _longest(table.held, keys, num):
                     self._note(matched, mask, num_keys * block_size)
@@ -146,6 +148,12 @@ class PrefixIndex:
                     self._note(matched, mask, grid.end(num_marks))
         return matched
 
+    def name(self, prompt: Prompt) -> None:
+        """Compute the keys that matching it takes; may be called from any thread."""
+        for block_size, table in list(self._tables.items()):
+            if table.held or table.assumed:
+                prompt.marks(block_size, chain=self._chain)
+
     def num_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks the worker's events say it holds."""
         return len(self._workers[worker_id].key_of) + self._workers[worker_id].num_named
@@ -154,12 +162,6 @@ class PrefixIndex:
         """How many blocks it is assumed to hold."""
         worker = self._workers[worker_id]
         return worker.assumed.num_tokens // worker.block_size
-
-    def _last_key(self, prompt: Prompt, worker: _Worker) -> BlockKey:
-        """The key of all the prompt's full blocks, as the worker's events would have it."""
-        if prompt.is_text:
-            return prompt.seed
-        return prompt.keys(worker.block_size, chain=self._chain)[-1]
 
     def _store(self, worker: _Worker, event: BlockStored) -> None:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):

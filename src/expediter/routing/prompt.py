@@ -8,7 +8,7 @@ Keys are xxh3-128: fast, and a collision costs one badly placed request, never a
 """
 
 from array import array
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import cast
 
 import msgspec
@@ -26,10 +26,11 @@ _TEXT_SEED = BlockKey(xxhash.xxh3_128_digest(b"text"))
 class Prompt(msgspec.Struct, eq=False, kw_only=True):
     """What routing compares: a row of tokens, or text where no tokenizer is known.
 
-    `data` is what follows `stem`, or all of it. `seed` keeps apart what no token shows: tokens
-    from text, one adapter from another. `first_extra` is what else names the first block (a cache
-    salt), packed by `pack_extra`. `length` is set where there are no tokens, only keys
-    (`named_prompt`).
+    `data` is what follows `stem`, or all of it. After it come the tokens that `more` encodes,
+    `num_more` by estimate, if nobody was ever sent them; that is put off until somebody asks for
+    all. `seed` keeps apart what no token shows: tokens from text, one adapter from another.
+    `first_extra` is what else names the first block (a cache salt), packed by `pack_extra`.
+    `length` is set where there are no tokens, only keys (`named_prompt`).
     """
 
     data: bytes
@@ -37,6 +38,8 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
     is_text: bool
     stem: Stem | None = None
     first_extra: bytes = b""
+    more: Callable[[], bytes] | None = None
+    num_more: int = 0
     length: int | None = None
     _keys: dict[int, list[BlockKey]] = msgspec.field(default_factory=dict)
     _marks: dict[int, list[BlockKey]] = msgspec.field(default_factory=dict)
@@ -47,15 +50,21 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
         if self.length is not None:
             return self.length
         num_bytes = len(self.data) + (self.stem.num_bytes if self.stem is not None else 0)
-        return -(-num_bytes // BYTES_PER_TOKEN)
+        return -(-num_bytes // BYTES_PER_TOKEN) + self.num_more
 
     @property
     def whole(self) -> bytes:
         """All tokens, four bytes each, or all of the text."""
+        self._complete()
         return self.data if self.stem is None else self.stem.whole + self.data
 
     def keys(self, block_size: int, *, chain: Chain = chain_ends) -> list[BlockKey]:
         """The keys of every full block, computed once for each block size."""
+        self._complete()
+        return self.known_keys(block_size, chain=chain)
+
+    def known_keys(self, block_size: int, *, chain: Chain = chain_ends) -> list[BlockKey]:
+        """The same without the blocks that nobody can hold, because their end was put off."""
         keys = self._keys.get(block_size)
         if keys is None:
             data, keys, extra = self.data, [], self.first_extra
@@ -77,13 +86,13 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
         return TEXT_MARKS if self.is_text else marks_of(block_size)
 
     def marks(self, block_size: int, *, chain: Chain = chain_ends) -> list[BlockKey]:
-        """Keys at growing distances (`marks.py`): of a text its own, else some of `keys`."""
+        """Keys at growing distances (`marks.py`): of a text its own, else some that are known."""
         kind = 0 if self.is_text else block_size
         marks = self._marks.get(kind)
         if marks is None:
             grid = self.grid(block_size)
             if not self.is_text:
-                keys = self.keys(block_size, chain=chain)
+                keys = self.known_keys(block_size, chain=chain)
                 marks = [keys[i] for i in grid.places(grid.num(len(keys) * block_size))]
             else:
                 num_marks = grid.num(len(self.data) // BYTES_PER_TOKEN)
@@ -92,6 +101,13 @@ class Prompt(msgspec.Struct, eq=False, kw_only=True):
                 marks = chain(self.data, ends=ends, parent=self.seed, extras=extras)
             self._marks[kind] = marks
         return marks
+
+    def _complete(self) -> None:
+        if self.more is not None:
+            self.data += self.more()
+            self.more, self.num_more = None, 0
+            self._keys.clear()
+            self._marks.clear()
 
     def named_every(self, num_tokens: int) -> list[BlockKey]:
         """Of the keys computed so far those that name so many tokens, twice as many, and so on.
@@ -120,13 +136,17 @@ def packed_prompt(
     data: bytes,
     *,
     stem: Stem | None = None,
+    more: Callable[[], bytes] | None = None,
+    num_more: int = 0,
     lora_name: str | None = None,
     cache_salt: str | None = None,
 ) -> Prompt:
-    """A prompt of token ids that `pack_tokens` has packed, those of `stem` before them."""
+    """A prompt of token ids that `pack_tokens` has packed: those of `stem`, these, then `more`."""
     return Prompt(
         data=data,
         stem=stem,
+        more=more,
+        num_more=num_more,
         seed=_BASE_SEED if lora_name is None else token_seed(lora_name),
         is_text=False,
         first_extra=pack_extra((cache_salt,)) if cache_salt else b"",

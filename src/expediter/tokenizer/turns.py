@@ -19,7 +19,7 @@ _MARK = "sEnTiNeL"
 _USER = {"role": "user", "content": "question"}
 _ASSISTANT = {"role": "assistant", "content": "answer"}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-_ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant")
 _CONTENTS = (
     "one",
     "  two \n",
@@ -56,7 +56,7 @@ class TurnTemplate:
         self.num_head_turns = num_head_turns
         self.tells_time = "strftime_now" in (tokenizer.chat_template or "")
         self.opening = self._render([_USER], opens=True).removeprefix(self._render([_USER]))
-        self._around = {role: self._plain(role) for role in _ROLES}
+        self._around = {role: self._plain(role) for role in ROLES}
 
     def head(self, turns: Sequence[Sequence[Message]]) -> str:
         """The text of a conversation's first turns; depends on the time if it `tells_time`."""
@@ -72,6 +72,11 @@ class TurnTemplate:
                 before, after, strips = around
                 return before + (content.strip() if strips else content) + after
         return self._added(turn)
+
+    def beginning(self, role: str) -> str | None:
+        """What comes before the content of a plain message, as a later turn; None if unknown."""
+        around = self._around.get(role)
+        return None if around is None else around[0]
 
     def whole(self, messages: Sequence[Message], *, opens: bool) -> str:
         """The whole conversation, put together."""
