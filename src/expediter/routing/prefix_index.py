@@ -11,7 +11,7 @@ placements (some blocks only: `marks.py`). For a worker with events an assumptio
 time until they arrive.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -21,12 +21,9 @@ from expediter.load import WorkerId
 from expediter.routing.assumed import RECENT_SHARE, AssumedPrompts
 from expediter.routing.chain_memo import ChainMemo
 from expediter.routing.chains import BlockKey
-from expediter.routing.holders import Holders, set_all, unset_all
+from expediter.routing.holders import Holders, longest, set_all, unset_all
 from expediter.routing.prompt import Prompt, token_seed
 from expediter.routing.stored_keys import stored_keys
-
-MAX_BISECTED = 32
-"""Different match lengths found by bisection; where there are more, going key by key is faster."""
 
 
 @dataclass(slots=True)
@@ -139,12 +136,12 @@ class PrefixIndex:
             if table.held and not prompt.is_text:
                 keys = prompt.known_keys(block_size, chain=self._chain)
                 num = min(len(keys), num_usable // block_size)
-                for mask, num_keys in _longest(table.held, keys, num):
+                for mask, num_keys in longest(table.held, keys, num):
                     self._note(matched, mask, num_keys * block_size)
             if table.assumed:
                 marks, grid = prompt.marks(block_size, chain=self._chain), prompt.grid(block_size)
                 num = min(len(marks), grid.num(num_usable))
-                for mask, num_marks in _longest(table.assumed, marks, num):
+                for mask, num_marks in longest(table.assumed, marks, num):
                     self._note(matched, mask, grid.end(num_marks))
         return matched
 
@@ -237,51 +234,6 @@ class PrefixIndex:
             owner = worker.worker_id
             if num_tokens > matched.get(owner, 0):
                 matched[owner] = num_tokens
-
-
-def _longest(table: Holders, keys: list[BlockKey], num_usable: int) -> list[tuple[int, int]]:
-    """Split the workers that hold the first key by how many keys they hold in a row."""
-    if num_usable == 0:
-        return []
-    holders = table.get
-    found: list[tuple[int, int]] = []
-    todo = [(1, num_usable, holders(keys[0], 0))]
-    while todo:
-        low, high, mask = todo.pop()  # these workers hold `low` keys, and at most `high`
-        if len(found) > MAX_BISECTED:
-            found += _scan(holders, keys[low:high], low, mask)
-            continue
-        while low < high and mask:
-            middle = (low + high + 1) // 2
-            having = mask & holders(keys[middle - 1], 0)
-            if having != mask:
-                if having:
-                    todo.append((middle, high, having))
-                mask ^= having
-                high = middle - 1
-            else:
-                low = middle
-        if mask:
-            found.append((mask, low))
-    return found
-
-
-def _scan(
-    holders: Callable[[BlockKey, int], int], keys: list[BlockKey], num_held: int, mask: int
-) -> list[tuple[int, int]]:
-    """The same key by key, for workers that hold the `num_held` keys before these."""
-    found = []
-    for key in keys:
-        having = mask & holders(key, 0)
-        if having != mask:
-            found.append((mask ^ having, num_held))
-            mask = having
-            if not mask:
-                return found
-        num_held += 1
-    if mask:
-        found.append((mask, num_held))
-    return found
 
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
