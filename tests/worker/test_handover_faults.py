@@ -78,11 +78,8 @@ async def test_a_prefill_that_throws() -> None:
         params = await both.params("t")
         leg = asyncio.create_task(both.decode_leg(PROMPT, params, max_tokens=6))
         await until(lambda: both.prefill.handover.num_outgoing == 1)
-        body = both.body(
-            PROMPT,
-            max_tokens=1,
-            kv_transfer_params={"do_remote_decode": True, "transfer_id": "t"},
-        )
+        sends = {"do_remote_decode": True, "transfer_id": "t"}
+        body = both.body(PROMPT, max_tokens=1, kv_transfer_params=sends)
         assert (await both.prefill.live.http.post(both.path, json=body)).status_code == 500
         assert text(await leg) == expected(both, 6)
         assert both.decode.failures == {"given_up": 1}
@@ -170,12 +167,20 @@ async def test_a_prefill_worker_full_of_offers_goes_on_when_their_leases_end() -
 
 async def test_a_sender_that_loses_its_blocks_hands_over_what_it_can() -> None:
     """Preempted by an older request's decode, it computes into other blocks than it offered."""
-    tight = {"num_blocks": 24, "max_batched_tokens": 8}
-    async with pair(prefill=tight) as both:
-        prefill = both.prefill.live
+    async with pair(prefill={"num_blocks": 24, "max_batched_tokens": 8}) as both:
+        prefill, may_run = both.prefill.live, both.prefill.model.may_run
         older = asyncio.create_task(prefill.complete("x" * 12, max_tokens=40))
-        await prefill.until_steps(2)
-        answer = await both.concurrent(PROMPT[:60], max_tokens=6)
+
+        def is_at_its_20th_step() -> bool:  # it holds 8 blocks then, and needs 13 in the end
+            may_run.set()  # lets one step run, if one waits
+            may_run.clear()
+            return len(prefill.model.steps) == 20
+
+        await until(is_at_its_20th_step)
+        leg = asyncio.create_task(both.concurrent(PROMPT[:60], max_tokens=6))
+        await until(lambda: prefill.rig.worker.load().num_waiting == 1)
+        may_run.set()
+        answer = await leg
         assert text(answer) == both.decode.model.expected(PROMPT[:60].encode(), 6).decode()
         assert prefill.rig.worker.scheduler.num_preemptions > 0
         assert answer["kv_transfer"]["failure"] == "given_up"
