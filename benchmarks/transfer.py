@@ -3,9 +3,10 @@
 The other process owns a pool; this one pulls prompts from it into its own pool, by each transport
 that works here. The same number of bytes is also copied in one piece within memory (memcpy, from
 the same mapped pool), and sent in one piece through a socket by two loops that do nothing else
-(socket). In each round every contender runs once, in turn; ratios to memcpy are medians of the
-rounds' ratios, rates come from the median times. What is timed is the plan and the pull, from the
-event loop's view.
+(socket). In each round every contender runs once, in turn, each after other memory was written, so
+that no caches help anybody; each copies in one thread. Ratios to memcpy are medians of the rounds'
+ratios, rates come from the median times. What is timed is the plan and the pull, from the event
+loop's view.
 
 The blocks of a prompt, at both sides:
 
@@ -18,7 +19,7 @@ The blocks of a prompt, at both sides:
 `share` is the time of the pull over that of the prompt's prefill.
 
     python benchmarks/transfer.py [--model smollm2] [--tokens 1024 4096 16384] [--rounds 7]
-        [--pool PROMPTS] [--transports shared-memory tcp nixl] [--prefill-rate TOKENS_PER_SECOND]
+        [--pool PROMPTS] [--transports shared-memory tcp nixl] [--prefill-rate RATE] [--warm]
 """
 
 import argparse
@@ -50,6 +51,7 @@ from expediter.transfer.transports import DEFAULT_KINDS, choose, transports
 
 BLOCK_SIZE = 16
 MAX_ANSWER_BLOCKS = 20
+EVICTING_BYTES = 128 * 1024 * 1024  # beyond any cache
 HOST = "127.0.0.1"
 MODELS = {"smollm2": (30, 3, 64), "llama-70b": (80, 8, 128)}  # layers, KV heads, head size
 ORDERS = ("rising", "falling", "used", "scattered")
@@ -202,12 +204,14 @@ class Contenders:
 
 
 async def measure(
-    runs: dict[str, Run], source: Blocks, target: Blocks, num_rounds: int
+    runs: dict[str, Run], source: Blocks, target: Blocks, *, num_rounds: int, is_cold: bool
 ) -> dict[str, list[float]]:
     """Seconds of each contender in each round, after one that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    other = np.zeros(EVICTING_BYTES if is_cold else 0, np.uint8)
     for _ in range(num_rounds + 1):
         for name, run in runs.items():
+            other += 1  # takes the caches over
             start = time.perf_counter()
             await run(source, target)
             seconds[name].append(time.perf_counter() - start)
@@ -261,7 +265,13 @@ async def run(options: argparse.Namespace) -> None:
             num = num_tokens // BLOCK_SIZE
             source, target = block_lists(order, num, layout.num_blocks, rng)
             plan = copy_plan(layout, layout, source_blocks=source, target_blocks=target)
-            seconds = await measure(contenders.runs, source, target, options.rounds)
+            seconds = await measure(
+                contenders.runs,
+                source,
+                target,
+                num_rounds=options.rounds,
+                is_cold=not options.warm,
+            )
             cells = row(seconds, num * layout.block_bytes, num_tokens / options.prefill_rate)
             head = [str(num_tokens), order, str(len(plan))]
             print("| " + " | ".join(head + cells) + " |", flush=True)
@@ -276,6 +286,7 @@ def main() -> None:
     parser.add_argument("--transports", choices=DEFAULT_KINDS, nargs="+", default=DEFAULT_KINDS)
     parser.add_argument("--pool", type=float, default=4.0, help="its size, in longest prompts")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warm", action="store_true", help="leave caches as they are")
     parser.add_argument("--prefill-rate", type=float, default=1200.0)
     parser.add_argument("--own", type=int, metavar="NUM_BLOCKS", help=argparse.SUPPRESS)
     options = parser.parse_args()
