@@ -5,6 +5,7 @@ import gc
 import logging
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from expediter.tokenizer import load_tokenizer
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 20_000  # new containers in a gateway before it looks for cycles; Python's is 700
+SWITCH_SECONDS = 0.0005  # the longest that a thread keeps the event loop's from going on
 FREED_BLOCK_BYTES = 16 * 1024 * 1024
 
 ReadConfig = Callable[[], GatewayConfig]
@@ -53,6 +55,7 @@ def run_gateway(read: ReadConfig, *, command: list[str], share: str | None = Non
     if config.processes > 1 and share is None:
         uvloop.run(serve_processes(read, command=command, create_admin=_admin_app))
     else:
+        sys.setswitchinterval(SWITCH_SECONDS)
         mine = Share.parse(share) if share is not None else None
         uvloop.run(_Serving(read, config, mine).run())
 

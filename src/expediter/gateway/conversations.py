@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 CHECKED_SHARE = 512
 _HEAD, _TURN = 1, 2  # seeds that keep names of heads, turns and the tokenizer's segments apart
-_TOOL = b'"tool"'
 _COMMA = b" ,"
 MAX_SEEN = 65_536  # prompts that are known to have come by
 MAX_SHORT = 1024  # bytes of JSON for which remembering the turns costs more than encoding them
@@ -42,7 +41,7 @@ class _Role(msgspec.Struct):
     role: str = ""
 
 
-_role = msgspec.json.Decoder(_Role)
+_roles = msgspec.json.Decoder(list[_Role])
 _message = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -113,11 +112,10 @@ class Conversations:
             return Read(known.stem, b"")
         rest = b"[" + view[known.end :].tobytes().lstrip(_COMMA)
         messages = [bytes(message) for message in _messages.decode(rest)]
-        turns = [[message] for message in messages]
-        if _TOOL in rest:
-            if _role.decode(messages[0]).role == "tool":
-                return None
-            turns = _by_turns(messages)
+        roles = _roles.decode(rest)
+        if roles[0].role == "tool":
+            return None
+        turns = _by_turns(messages, roles)
         if self._can_wait(turns[-1], known.name):
             return await self._put_off(view, known, turns, opens=opens)
         if len(rest) > MAX_SHORT:
@@ -167,7 +165,7 @@ class Conversations:
         messages = [bytes(message) for message in _messages.decode(raw)]
         if not messages:
             raise RequestError("messages are empty", param="messages")
-        turns = _by_turns(messages) if _TOOL in bytes(view) else [[m] for m in messages]
+        turns = _by_turns(messages, _roles.decode(raw))
         head, turns = turns[: template.num_head_turns], turns[template.num_head_turns :]
         packed = [await self._head(head, template)]
         packed += await self._turns(turns)
@@ -253,11 +251,11 @@ class Conversations:
         return Read(None, whole)
 
 
-def _by_turns(messages: Sequence[bytes]) -> list[list[bytes]]:
-    """Messages, undecoded, each with the tools' results that follow it; may raise DecodeError."""
-    turns = [[message] for message in messages[:1]]
-    for message in messages[1:]:
-        if _TOOL in message and _role.decode(message).role == "tool":
+def _by_turns(messages: Sequence[bytes], roles: Sequence[_Role]) -> list[list[bytes]]:
+    """Messages, each with the tools' results that follow it."""
+    turns: list[list[bytes]] = []
+    for message, role in zip(messages, roles, strict=True):
+        if turns and role.role == "tool":
             turns[-1].append(message)
         else:
             turns.append([message])
@@ -265,7 +263,4 @@ def _by_turns(messages: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def _decode(turn: Sequence[bytes]) -> list[Message]:
-    messages: list[Message] = [_message.decode(message) for message in turn]
-    if messages[0].get("role") == "tool":  # spelled with escapes: its turn began before
-        raise RequestError("a tool's result without its turn", param="messages")
-    return messages
+    return [_message.decode(message) for message in turn]

@@ -16,8 +16,8 @@ DEFAULT_STEM_BYTES = 64 * 1024 * 1024
 MAX_ENDS = 6  # that are tried: so many messages may be new
 _STEM_BYTES = 900  # of a remembered stem, besides its tokens
 _KEYS_SHARE = 1.2  # bytes of keys for each byte of tokens
-_BETWEEN = (b'},{"', b'}, {"')  # messages, as nearly all clients write them
 _LOOK_BACK = (4096, 65_536, 2**32)  # bytes, until there is an end
+_MAX_BRACES = 256  # that are looked at: each is found fast, and none in a row of other bytes
 _CLOSING = ord("]")
 
 _digest = xxhash.xxh3_128_digest
@@ -138,13 +138,18 @@ def _size(stem: Stem) -> float:
 
 def _end_before(raw: memoryview, end: int) -> int:
     """Where an object before this one ends; negative if there is none to be seen."""
+    num_braces = 0
     for look_back in _LOOK_BACK:
         start = max(0, end - look_back)
         part = bytes(raw[start:end])
-        for between in _BETWEEN:
-            place = part.rfind(between)
-            if place >= 0:
-                return start + place + 1
+        place = part.rfind(b"{")
+        while place >= 0 and num_braces < _MAX_BRACES:
+            before = part[max(0, place - 3) : place]
+            # Within a string a quote has a backslash before it.
+            if before.endswith((b"},", b"}, ")) and part[place + 1 : place + 2] == b'"':
+                return start + place - (1 if before.endswith(b"},") else 2)
+            place = part.rfind(b"{", 0, place)
+            num_braces += 1
         if start == 0:
             break
     return -1
