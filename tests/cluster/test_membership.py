@@ -25,9 +25,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def watching(client: FakeClient) -> AsyncIterator[tuple[Membership, Member, PrefixIndex]]:
+async def watching(
+    client: FakeClient, *, interval_seconds: float = 0.01
+) -> AsyncIterator[tuple[Membership, Member, PrefixIndex]]:
     index = PrefixIndex(clock=lambda: 0.0, block_size=2, assumed_capacity=10)
-    membership = Membership(connect=lambda _: client, index=index, interval_seconds=0.01)
+    membership = Membership(
+        connect=lambda _: client, index=index, interval_seconds=interval_seconds
+    )
     member = membership.add(WorkerEndpoint(url="http://127.0.0.1:1", worker_id="w"))
     task = asyncio.create_task(membership.run())
     try:
@@ -89,6 +93,44 @@ async def test_a_worker_that_refuses_is_down_at_once_and_back_after_two_good_ans
         assert member.status is WorkerStatus.DOWN
         client.health = lambda: 200
         await until(lambda: member.status is WorkerStatus.UP)
+
+
+def told_by(publisher: FakePublisher) -> bytes:
+    """What vLLM answers on where its events are."""
+    return (
+        f'{{"0": {{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",'
+        f' "endpoint": "{publisher.endpoint}", "replay_endpoint": "{publisher.replay_endpoint}"}}}}'
+    ).encode()
+
+
+async def test_a_worker_that_comes_back_between_probes_is_found_at_its_new_port() -> None:
+    first, second = FakePublisher(), FakePublisher()
+    await first.publish(stored([1], None, [1, 1]))
+    await second.publish(stored([1], None, [2, 2]))
+    servers = [asyncio.create_task(each.serve_replays()) for each in (first, second)]
+    client = FakeClient(pages={"/kv_event_sources": (200, told_by(first))})
+    rings = Sticky(max_imbalance=0, slack_requests=1, block_size=2, num_blocks=1, num_points=1)
+    heard: list[Feedback] = []
+    rings.observe = heard.append  # type: ignore[method-assign]
+    async with watching(client, interval_seconds=60.0) as (membership, member, index):
+        await until(lambda: index.match(token_prompt([1, 1, 3])) == {"w": 2})
+        membership.teach(rings)
+        servers[0].cancel()
+        await asyncio.wait(servers[:1])
+        client.pages["/kv_event_sources"] = (500, b"")  # not ready to say yet
+        first.close()
+        await until(lambda: client.num_probes > 1)
+        assert member.publishes_events
+        client.pages["/kv_event_sources"] = (200, told_by(second))
+        member.wake.set()  # an interval later
+        await until(lambda: index.match(token_prompt([2, 2, 3])) == {"w": 2})
+        assert index.match(token_prompt([1, 1, 3])) == {}
+        assert member.status is WorkerStatus.UP
+        assert [source.events for source in member.subscribers] == [second.endpoint]
+        assert [type(e) for e in heard] == [WorkerAdded, WorkerRemoved, WorkerAdded]
+    servers[1].cancel()
+    await asyncio.wait(servers[1:])
+    second.close()
 
 
 async def test_a_workers_kv_events_are_found_by_asking_it() -> None:

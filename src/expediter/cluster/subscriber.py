@@ -25,6 +25,7 @@ from expediter.routing.prefix_index import PrefixIndex
 logger = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 5.0  # without an answer for so long, a replay is given up
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 MAX_HELD_BATCHES = 10_000  # that wait for a replay; as many as a publisher keeps
 
 
@@ -39,13 +40,18 @@ class KVEventSubscriber:
         worker_id: WorkerId,
         index: PrefixIndex,
         emptied: Callable[[WorkerId], None] = lambda _: None,
+        connected: Callable[[WorkerId, bool], None] = lambda _worker_id, _is_connected: None,
     ) -> None:
-        """`emptied` is called when the worker says, or shows by restarting, that its cache is."""
+        """`emptied` is called when the worker says, or shows by restarting, that its cache is.
+
+        `connected` is called when the publisher's connection is there, and when it is gone.
+        """
         self._context = context
         self._source = source
         self.worker_id = worker_id
         self._index = index
         self._emptied = emptied
+        self._connected = connected
         self._decoder = EventDecoder()
         self._readers: list[ZmqReader] = []
         self._replay: ZmqReader | None = None
@@ -63,7 +69,7 @@ class KVEventSubscriber:
         subscription.setsockopt(zmq.RCVHWM, 0)
         subscription.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         subscription.setsockopt(zmq.SUBSCRIBE, self._source.topic.encode())
-        monitor = subscription.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        monitor = subscription.get_monitor_socket(_WATCHED)
         self._readers = [
             ZmqReader(monitor, self._on_connection),
             ZmqReader(subscription, self._on_batch),
@@ -85,8 +91,11 @@ class KVEventSubscriber:
         self._start_replay(0)
 
     def _on_connection(self, frames: list[bytes]) -> None:
-        if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        event = parse_monitor_message(frames)["event"]
+        is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if is_connected:
             self.resync()
+        self._connected(self.worker_id, is_connected)
 
     def _on_batch(self, frames: list[bytes]) -> None:
         if len(frames) < 2 or len(frames[-2]) != 8:

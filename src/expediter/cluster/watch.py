@@ -7,7 +7,8 @@ dead worker is noticed before its turn.
 
 A worker that comes up, for the first time or again, is asked anew what it serves and where it
 publishes its KV events, and its cache is learnt from nothing: it may be another process. Policies
-that learn are told, too.
+that learn are told, too. One that goes and comes between two probes is noticed by its events: when
+their connection is lost, every probe asks where they are, and otherwise one probe in so many.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 NUM_FAILURES_TO_DOWN = 3
 NUM_SUCCESSES_TO_UP = 2
-NUM_PROBES_PER_MODELS = 10  # how often a healthy worker is asked again for its models
+NUM_PROBES_PER_MODELS = 10  # how often a healthy worker is asked for its models and publishers
 
 Subscribe = Callable[[KVEventSource, WorkerId], Subscriber]
 
@@ -53,6 +54,7 @@ class Watch:
         self._subscribe = subscribe or self._subscribe_zmq
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._followed: dict[WorkerId, Member] = {}
+        self._disconnected: set[WorkerId] = set()
         self.learner: Learner | None = None
         self.dialect: Dialect | None = None
 
@@ -70,7 +72,7 @@ class Watch:
         num_probes = 0
         while True:
             member.wake.clear()
-            await self._probe(member, asks_models=num_probes % NUM_PROBES_PER_MODELS == 0)
+            await self._probe(member, asks_all=num_probes % NUM_PROBES_PER_MODELS == 0)
             num_probes += 1
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
@@ -93,6 +95,7 @@ class Watch:
         """Follow only these of the worker's publishers any further."""
         if not keep:
             self._followed.pop(member.worker_id, None)
+            self._disconnected.discard(member.worker_id)
         for source in [source for source in member.subscribers if source not in keep]:
             subscriber = member.subscribers.pop(source)
             subscriber.close()
@@ -110,7 +113,7 @@ class Watch:
         if self.learner is not None:
             self.learner.observe(WorkerRemoved(worker_id=member.worker_id))
 
-    async def _probe(self, member: Member, *, asks_models: bool) -> None:
+    async def _probe(self, member: Member, *, asks_all: bool) -> None:
         try:
             status, _ = await member.client.fetch("/health", timeout=PROBE_SECONDS)
             if status >= 500:
@@ -119,8 +122,10 @@ class Watch:
             member.num_failures = 0
             member.num_successes += 1
             if member.health is WorkerStatus.UP:
-                if asks_models:
+                if asks_all:
                     await learn_models(member)
+                if member.subscribers and (asks_all or member.worker_id in self._disconnected):
+                    await self._look_after_events(member)
             elif _is_back(member):
                 await learn_models(member)
                 await self._follow_events(member)
@@ -161,9 +166,23 @@ class Watch:
             member.client, member.endpoint, dialect=self.dialect, seconds=PROBE_SECONDS
         )
 
+    async def _look_after_events(self, member: Member) -> None:
+        """Take a worker that publishes its events elsewhere than before for another process."""
+        sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
+        if sources and set(sources) != member.subscribers.keys():
+            logger.info("%s publishes its KV events elsewhere", member.worker_id)
+            self._disconnected.discard(member.worker_id)
+            self._forget(member)
+            self._subscribe_to(member, sources)
+            await self._find_peer(member)
+            self.tell_added(member)
+
     async def _follow_events(self, member: Member) -> None:
         """Follow the worker's KV events, from nothing; keep what already follows them."""
         sources = await find_kv_events(member.client, member.endpoint, seconds=PROBE_SECONDS)
+        self._subscribe_to(member, sources)
+
+    def _subscribe_to(self, member: Member, sources: Sequence[KVEventSource]) -> None:
         self.unsubscribe(member, keep=sources)
         self._index.clear(member.worker_id)
         self._followed[member.worker_id] = member
@@ -185,7 +204,17 @@ class Watch:
             worker_id=worker_id,
             index=self._index,
             emptied=self._emptied,
+            connected=self._connected,
         )
+
+    def _connected(self, worker_id: WorkerId, is_connected: bool) -> None:
+        """A worker's publisher is back, or gone: maybe to another port, which a probe asks now."""
+        member = self._followed.get(worker_id)
+        if is_connected or member is None:
+            self._disconnected.discard(worker_id)
+        else:
+            self._disconnected.add(worker_id)
+            member.wake.set()
 
     def _emptied(self, worker_id: WorkerId) -> None:
         """A worker is still there, with nothing cached. Of one with ranks, the first speaks."""
