@@ -15,7 +15,7 @@ from expediter.cluster.eligible import eligible
 from expediter.cluster.handover import Dialect, Splitting
 from expediter.cluster.membership import Member, Membership
 from expediter.errors import WorkerUnavailable
-from expediter.load import WorkerRole
+from expediter.load import WorkerId, WorkerRole
 from expediter.routing.disaggregated import Disaggregated
 from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork
 from expediter.routing.policy import LeastLoaded, RoutingPolicy
@@ -55,6 +55,7 @@ class Placement:
         self._index = index
         self._work = work
         self._by_load = LeastLoaded()
+        self._views: dict[WorkerId, WorkerView] = {}  # that still hold, of those without others
         self.policy = policy
 
     @property
@@ -148,22 +149,35 @@ class Placement:
         return policy.choose(request, self._view(request, members))
 
     def _view(self, request: RoutedRequest, members: Sequence[Member]) -> ClusterView:
-        workers, load = [], self._work.load
-        for member in members:
-            tokens, num_requests, prefill_tokens = load(member.worker_id)
-            workers.append(
-                WorkerView(
-                    worker_id=member.worker_id,
-                    load_tokens=tokens + member.num_others * OTHERS_TOKENS,
-                    num_requests=num_requests + member.num_others,
-                    prefill_tokens=prefill_tokens,
-                )
-            )
+        self._forget_changed(max_views=2 * len(self._membership.members))
+        known, make = self._views.get, self._worker_view
+        workers = [(not m.num_others and known(m.worker_id)) or make(m) for m in members]
         if request.prompt is None:
             return ClusterView(workers=workers)
-        found = self._index.match(request.prompt)
-        matched = {w.worker_id: found[w.worker_id] for w in workers if w.worker_id in found}
+        matched = self._index.match(request.prompt)
+        if matched:
+            matched = {w.worker_id: matched[w.worker_id] for w in workers if w.worker_id in matched}
         return ClusterView(workers=workers, matched=matched)
+
+    def _forget_changed(self, *, max_views: int) -> None:
+        changed = self._work.take_changed()
+        if changed is None or len(self._views) > max_views:
+            self._views.clear()
+        else:
+            for worker_id in changed:
+                self._views.pop(worker_id, None)
+
+    def _worker_view(self, member: Member) -> WorkerView:
+        tokens, num_requests, prefill_tokens = self._work.load(member.worker_id)
+        view = WorkerView(
+            worker_id=member.worker_id,
+            load_tokens=tokens + member.num_others * OTHERS_TOKENS,
+            num_requests=num_requests + member.num_others,
+            prefill_tokens=prefill_tokens,
+        )
+        if not member.num_others:
+            self._views[member.worker_id] = view
+        return view
 
 
 def _dialect(prefill: Sequence[Member], decode: Sequence[Member]) -> Dialect | None:

@@ -91,6 +91,9 @@ class SharedWork(OutstandingWork):
         self._others = _Others(table, row)
         self._read_at = float("-inf")
 
+    def take_changed(self) -> None:
+        """See OutstandingWork; the others say nothing of what they change."""
+
     def start(
         self, worker_id: WorkerId, *, prefill_tokens: int, max_output_tokens: int | None
     ) -> Work:

@@ -18,6 +18,8 @@ prompts spread evenly, and so do requests whose prefix every worker holds. A pre
 worker is copied to another once the work queued behind it outweighs computing it again.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from expediter.load import WorkerId
 from expediter.routing.policy import Turns
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
@@ -37,43 +39,73 @@ class CacheAware:
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """Reasons: longest-match, no-match, or overloaded when the guard kept a longer match."""
-        load_weight, matched = self._load_weight, view.matched
-        scores = {
-            w.worker_id: matched.get(w.worker_id, 0) - load_weight * w.load_tokens
-            for w in view.workers
-        }
+        weight, matched = self._load_weight, view.matched.get
         eligible = self._eligible(view)
-        best = max(scores[w.worker_id] for w in eligible)
-        equals = [w for w in eligible if scores[w.worker_id] == best]
+        scores = [matched(w.worker_id, 0) - weight * w.load_tokens for w in eligible]
+        best = max(scores)
+        equals = [w for w, score in zip(eligible, scores, strict=True) if score == best]
         if len(equals) > 1:
-            least = min(w.load_tokens for w in equals)
+            least = min([w.load_tokens for w in equals])
             equals = [w for w in equals if w.load_tokens == least]
         worker = self._turns.waited_longest(equals)
         self._turns.take(worker.worker_id)
+        all_scores = _Scores(view, weight)
         return Choice(
             worker_id=worker.worker_id,
-            matched_tokens=view.matched_tokens(worker.worker_id),
-            reason=_reason(worker.worker_id, view, scores),
-            scores=scores,
+            matched_tokens=matched(worker.worker_id, 0),
+            reason=_reason(worker.worker_id, view, all_scores),
+            scores=all_scores,
         )
 
-    def _eligible(self, view: ClusterView) -> list[WorkerView]:
+    def _eligible(self, view: ClusterView) -> Sequence[WorkerView]:
         """The workers that are not overloaded; the least loaded always is one of them."""
-        loads = [w.load_tokens for w in view.workers]
+        workers, slack = view.workers, self._slack_tokens
+        loads = [w.load_tokens for w in workers]
         limit = (1 + self._max_imbalance) * sum(loads) / len(loads)
-        if max(loads) <= limit + self._slack_tokens:
-            return list(view.workers)
-        free = [w for w in view.workers if w.load_tokens <= limit + self._slack_tokens]
-        elsewhere = max(view.matched_tokens(w.worker_id) for w in free)
+        if max(loads) <= limit + slack:
+            return workers
+        free = [w for w in workers if w.load_tokens <= limit + slack]
+        if not view.matched:
+            return free
+        matched = view.matched.get
+        elsewhere = max([matched(w.worker_id, 0) for w in free])
         return [
             w
-            for w in view.workers
-            if w.load_tokens
-            <= limit + max(self._slack_tokens, view.matched_tokens(w.worker_id) - elsewhere)
+            for w in workers
+            if w.load_tokens <= limit + max(slack, matched(w.worker_id, 0) - elsewhere)
         ]
 
 
-def _reason(worker_id: WorkerId, view: ClusterView, scores: dict[WorkerId, float]) -> str:
+class _Scores(Mapping[WorkerId, float]):
+    """Every candidate's score, worked out when somebody asks, which is seldom."""
+
+    __slots__ = ("_found", "_view", "_weight")
+
+    def __init__(self, view: ClusterView, weight: float) -> None:
+        self._view = view
+        self._weight = weight
+        self._found: dict[WorkerId, float] | None = None
+
+    def __getitem__(self, worker_id: WorkerId) -> float:
+        return self._scores()[worker_id]
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._scores())
+
+    def __len__(self) -> int:
+        return len(self._view.workers)
+
+    def _scores(self) -> dict[WorkerId, float]:
+        if self._found is None:
+            matched, weight = self._view.matched.get, self._weight
+            self._found = {
+                w.worker_id: matched(w.worker_id, 0) - weight * w.load_tokens
+                for w in self._view.workers
+            }
+        return self._found
+
+
+def _reason(worker_id: WorkerId, view: ClusterView, scores: Mapping[WorkerId, float]) -> str:
     if not view.matched:
         return "no-match"
     if max(scores.values()) > scores[worker_id]:

@@ -43,6 +43,12 @@ class OutstandingWork:
 
     def __init__(self) -> None:
         self._loads: dict[WorkerId, _Load] = {}
+        self._changed: set[WorkerId] = set()
+
+    def take_changed(self) -> set[WorkerId] | None:
+        """The workers whose load may have changed since the last call; None if it is not known."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def start(
         self, worker_id: WorkerId, *, prefill_tokens: int, max_output_tokens: int | None
@@ -50,7 +56,10 @@ class OutstandingWork:
         """Add a request; `prefill_tokens` are those its worker has not cached."""
         num_output = min(max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS)
         work = Work(worker_id, float(prefill_tokens), num_output * DECODE_TOKEN_COST)
-        load = self._loads.setdefault(worker_id, _Load())
+        load = self._loads.get(worker_id)
+        if load is None:
+            load = self._loads[worker_id] = _Load()
+        self._changed.add(worker_id)
         load.tokens += work.prefill_tokens + work.decode_tokens
         load.prefill_tokens += work.prefill_tokens
         load.num_requests += 1
@@ -59,6 +68,7 @@ class OutstandingWork:
     def prefilled(self, work: Work) -> None:
         """The first token is there, so the prompt is computed."""
         load = self._loads[work.worker_id]
+        self._changed.add(work.worker_id)
         load.tokens -= work.prefill_tokens
         load.prefill_tokens -= work.prefill_tokens
         work.prefill_tokens = 0.0
@@ -66,6 +76,7 @@ class OutstandingWork:
     def finish(self, work: Work) -> None:
         """Take a request off, however it ended."""
         load = self._loads[work.worker_id]
+        self._changed.add(work.worker_id)
         load.num_requests -= 1
         load.tokens -= work.prefill_tokens + work.decode_tokens
         load.prefill_tokens -= work.prefill_tokens

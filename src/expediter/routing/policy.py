@@ -1,7 +1,7 @@
 """Which worker gets a request: the contract, and the policies that ignore caches."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from expediter.load import WorkerId
@@ -28,9 +28,11 @@ class Turns:
         self._last_turn: dict[WorkerId, int] = {}
         self._num_turns = 0
 
-    def waited_longest(self, workers: Iterable[WorkerView]) -> WorkerView:
+    def waited_longest(self, workers: Sequence[WorkerView]) -> WorkerView:
         """The worker least recently taken; the first of those never taken."""
-        return min(workers, key=lambda worker: self._last_turn.get(worker.worker_id, 0))
+        last_turn = self._last_turn.get
+        turns = [last_turn(worker.worker_id, 0) for worker in workers]
+        return workers[turns.index(min(turns))]
 
     def take(self, worker_id: WorkerId) -> None:
         """It was this worker's turn."""

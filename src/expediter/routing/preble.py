@@ -234,4 +234,4 @@ class PrebleE2:
         """The least load cost, then the least in flight, then whose turn was longest ago."""
         keys = {w: (case.cost(w), case.workers[w].num_requests) for w in among}
         least = min(keys.values())
-        return self._turns.waited_longest(case.workers[w] for w in keys if keys[w] == least)
+        return self._turns.waited_longest([case.workers[w] for w in keys if keys[w] == least])

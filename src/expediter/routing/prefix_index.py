@@ -11,9 +11,8 @@ placements (some blocks only: `marks.py`). For a worker with events an assumptio
 time until they arrive.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import cast
 
 from expediter.clock import Clock
 from expediter.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -22,6 +21,7 @@ from expediter.routing.assumed import RECENT_SHARE, AssumedPrompts
 from expediter.routing.chain_memo import ChainMemo
 from expediter.routing.chains import BlockKey
 from expediter.routing.holders import Holders, longest, set_all, unset_all
+from expediter.routing.named_blocks import NamedBlocks
 from expediter.routing.prompt import Prompt, token_seed
 from expediter.routing.stored_keys import stored_keys
 
@@ -36,18 +36,15 @@ class _Table:
 
 @dataclass(slots=True)
 class _Worker:
-    """`key_of` translates the engine's own block hashes; only what is held is in it.
-
-    `num_named` counts blocks whose hashes are keys already, as simulated ones' are.
-    """
+    """`key_of` translates the engine's own block hashes; only what is held is in it."""
 
     worker_id: WorkerId  # whose matches these are; several caches may serve one worker
     bit: int
     block_size: int
     table: _Table
     assumed: AssumedPrompts
+    named: NamedBlocks
     key_of: dict[bytes, BlockKey] = field(default_factory=dict)
-    num_named: int = 0
 
 
 class PrefixIndex:
@@ -75,7 +72,8 @@ class PrefixIndex:
         slot = next((i for i, taken in enumerate(self._slots) if taken is None), len(self._slots))
         table, bit = self._table(self._block_size), 1 << slot
         assumed = self._assumed(table.assumed, bit, self._block_size)
-        worker = _Worker(part_of or worker_id, bit, self._block_size, table, assumed)
+        owner, size, named = part_of or worker_id, self._block_size, NamedBlocks(bit)
+        worker = _Worker(owner, bit, size, table, assumed, named)
         self._workers[worker_id] = worker
         self._slots[slot : slot + 1] = [worker]
 
@@ -153,7 +151,7 @@ class PrefixIndex:
 
     def num_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks the worker's events say it holds."""
-        return len(self._workers[worker_id].key_of) + self._workers[worker_id].num_named
+        return len(self._workers[worker_id].key_of) + len(self._workers[worker_id].named)
 
     def num_assumed_blocks(self, worker_id: WorkerId) -> int:
         """How many blocks it is assumed to hold."""
@@ -164,7 +162,7 @@ class PrefixIndex:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
             return
         if not event.token_ids:
-            self._store_named(worker, event)
+            self.num_unknown_parents += not worker.named.store(worker.table.held, event)
             return
         before = event.parent_block_hash
         parent = token_seed(event.lora_name) if before is None else worker.key_of.get(before)
@@ -179,34 +177,15 @@ class PrefixIndex:
             if not mask & bit:
                 held[key] = mask | bit
 
-    def _store_named(self, worker: _Worker, event: BlockStored) -> None:
-        """Simulated blocks have no tokens, and the same name everywhere: it is their key."""
-        held, bit = worker.table.held, worker.bit
-        parent = cast("BlockKey | None", event.parent_block_hash)
-        keys = cast("Sequence[BlockKey]", event.block_hashes)
-        if parent is not None and not held.get(parent, 0) & bit:
-            self.num_unknown_parents += 1
-            return
-        worker.num_named -= len(held)
-        for key in keys:
-            mask = held.setdefault(key, bit)
-            if not mask & bit:
-                held[key] = mask | bit
-                worker.num_named += 1
-        worker.num_named += len(held)
-
     def _clear(self, worker: _Worker) -> None:
-        held, bit = worker.table.held, worker.bit
-        unset_all(held, worker.key_of.values(), bit)
-        if worker.num_named:
-            unset_all(held, [key for key, mask in held.items() if mask & bit], bit)
+        unset_all(worker.table.held, worker.key_of.values(), worker.bit)
         worker.key_of.clear()
-        worker.num_named = 0
+        worker.named.clear(worker.table.held)
         worker.assumed.clear()
 
     def _resize(self, worker: _Worker, block_size: int) -> bool:
         """Follow the worker to another block size; False for a block that is not a full one."""
-        if (worker.key_of or worker.num_named) and block_size < worker.block_size:
+        if (worker.key_of or worker.named) and block_size < worker.block_size:
             return False
         self._clear(worker)
         worker.block_size = block_size
@@ -237,17 +216,12 @@ class PrefixIndex:
 
 
 def _remove(worker: _Worker, block_hashes: Iterable[bytes]) -> None:
-    key_of, held, bit, others = worker.key_of, worker.table.held, worker.bit, ~worker.bit
-    is_assumed = bool(worker.assumed)
-    for block_hash in block_hashes:
-        key = key_of.pop(block_hash, None)
-        if key is None:
-            key = cast("BlockKey", block_hash)
-            if not (worker.num_named and held.get(key, 0) & bit):
-                continue
-            worker.num_named -= 1
-        mask = held.pop(key, 0) & others
-        if mask:
-            held[key] = mask
-        if is_assumed:
+    key_of, held = worker.key_of, worker.table.held
+    gone = worker.named.remove(held, block_hashes) if worker.named else []
+    if key_of:
+        known = [key_of.pop(name) for name in block_hashes if name in key_of]
+        unset_all(held, known, worker.bit)
+        gone += known
+    if worker.assumed:
+        for key in gone:
             worker.assumed.discard(key)

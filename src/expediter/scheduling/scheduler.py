@@ -53,7 +53,8 @@ class Scheduler:
         """`has_chunks` is false for an executor that needs to know only how much a step is."""
         self.kv_cache = kv_cache
         self.num_preemptions = 0
-        self._config = config
+        self._is_priority = config.policy == "priority"
+        self._is_chunked, self._budget = config.chunked_prefill, config.max_batched_tokens
         self._clock = clock
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
@@ -88,7 +89,7 @@ class Scheduler:
             raise ValueError(f"request {request.request_id} is already here")
         check_fits(request, max_model_len=self._max_model_len, kv_cache=self.kv_cache)
         self._num_added += 1
-        urgency = request.priority if self._config.policy == "priority" else 0
+        urgency = request.priority if self._is_priority else 0
         state = RequestState(
             request,
             sequence=self.kv_cache.open(request),
@@ -160,7 +161,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step; None when nothing can run now."""
-        step = Step(budget=self._config.max_batched_tokens, block_size=self.kv_cache.block_size)
+        step = Step(budget=self._budget, block_size=self.kv_cache.block_size)
         self._schedule_decodes(step)
         self._schedule_prefills(step)
         self._schedule_waiting(step)
@@ -204,8 +205,9 @@ class Scheduler:
                 decodes.append(state)
                 num_context += num_computed
                 step.ends_prompt |= num_computed < state.num_prompt_tokens
-                left = 1 if state.stop_token_ids else state.max_num_tokens - num_tokens
-                longest = left if left < longest else longest
+                num_left = 1 if state.stop_token_ids else state.max_num_tokens - num_tokens
+                if num_left < longest:
+                    longest = num_left
         step.num_context_tokens, step.longest = num_context, longest
         step.budget -= len(decodes)
 
@@ -256,7 +258,7 @@ class Scheduler:
 
     def _admit(self, state: RequestState, step: Step) -> bool:
         """Move a waiting request into the batch; False if memory or budget is against it."""
-        if not (self._config.chunked_prefill or self._fits_whole(state, step)):
+        if not (self._is_chunked or self._fits_whole(state, step)):
             return False
         num_cached = self.kv_cache.admit(state.sequence, headroom=len(self._running))
         if num_cached is None:
@@ -268,9 +270,7 @@ class Scheduler:
             return True
         self._places.run(state)
         num_new = state.num_remaining_tokens
-        step.add_prefill(
-            state, min(num_new, step.budget) if self._config.chunked_prefill else num_new
-        )
+        step.add_prefill(state, min(num_new, step.budget) if self._is_chunked else num_new)
         return True
 
     def _fits_whole(self, state: RequestState, step: Step) -> bool:
