@@ -91,6 +91,21 @@ def test_requests_from_before_cannot_end_a_probe_nor_open_it_twice() -> None:
     assert not one.allows()
 
 
+def test_a_leg_that_begins_beside_the_probe_tells_nothing() -> None:
+    """It was placed when the breaker was closed; by now another request is the probe."""
+    time = Time()
+    one = opened(time)
+    time.now = OPEN_SECONDS
+    probe = one.begin()
+    late = one.begin()
+    one.failed(late)
+    one.succeeded(late)
+    one.ended(late)
+    assert one.state is BreakerState.HALF_OPEN
+    one.answered(probe)
+    assert one.state is BreakerState.CLOSED
+
+
 class AgainstRules(RuleBasedStateMachine):
     """The rules, written down a second time without periods: each ticket remembers its epoch."""
 

@@ -17,6 +17,7 @@ from expediter.clock import Clock
 
 Ticket = NewType("Ticket", int)
 """The period of the breaker in which a request began."""
+_OF_NO_PERIOD = Ticket(-1)
 
 
 class BreakerState(StrEnum):
@@ -28,7 +29,11 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """One worker's. Ask `allows` before `begin`, and say `ended` whatever happened."""
+    """One worker's. Ask `allows` before `begin`, and say `ended` whatever happened.
+
+    Other requests may begin between the two: the second leg of a pair is sent long after it was
+    placed.
+    """
 
     def __init__(
         self, *, num_failures: int, open_seconds: float, max_open_seconds: float, clock: Clock
@@ -59,11 +64,16 @@ class CircuitBreaker:
         return self.is_closed or (not self._has_probe and self._clock() >= self._opens_at)
 
     def begin(self) -> Ticket:
-        """A request that `allows` let through begins; in HALF_OPEN it is the probe."""
-        if not self.is_closed:
-            assert not self._has_probe, "one probe at a time"
-            self._has_probe = True
-            self._change()
+        """A request begins; in HALF_OPEN it is the probe.
+
+        One that was let through and begins later, when there is a probe already, tells nothing.
+        """
+        if self.is_closed:
+            return self._period
+        if self._has_probe:
+            return _OF_NO_PERIOD
+        self._has_probe = True
+        self._change()
         return self._period
 
     def answered(self, ticket: Ticket) -> Ticket:
