@@ -45,8 +45,13 @@ def load_config(
 
 
 def load_section(kind: type[Kind], path: Path | None, *, flags: Mapping[str, Any]) -> Kind:
-    """Defaults, then `path`, then `flags`, and nothing of this machine; errors as `load_config`."""
-    tree = (read_toml(path) if path is not None else {}) | dict(flags)
+    """Defaults, then `path`, then `flags` (by their paths), and nothing of this machine.
+
+    Errors as `load_config`.
+    """
+    tree = read_toml(path) if path is not None else {}
+    for name, value in flags.items():
+        _put(tree, name.split("."), value)
     return section_from(kind, tree, source=str(path) if path is not None else "")
 
 

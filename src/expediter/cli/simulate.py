@@ -9,12 +9,16 @@ from expediter import assemble
 
 app = typer.Typer()
 
+File = Annotated[Path | None, typer.Argument(help="A TOML file with the same keys; arguments win.")]
+Near = Annotated[float | None, typer.Option(help="Gb/s of a GPU's links within a node.")]
+Far = Annotated[float | None, typer.Option(help="Gb/s of a GPU's links to other nodes.")]
+
+_LINKS = {"intra_node_gbps", "inter_node_gbps", "latency_us", "workers_per_node"}
+
 
 @app.command()
 def simulate(
-    file: Annotated[
-        Path | None, typer.Argument(help="A TOML file with the same keys; arguments win.")
-    ] = None,
+    file: File = None,
     workload: Annotated[
         str | None, typer.Option(help="What is generated: chat, agents, demo, ...")
     ] = None,
@@ -27,6 +31,13 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal results.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="How many for prefill.")] = None,
+    decode: Annotated[int | None, typer.Option(help="How many for decode.")] = None,
+    both: Annotated[int | None, typer.Option(help="How many for either, beside those.")] = None,
+    intra_node_gbps: Near = None,
+    inter_node_gbps: Far = None,
+    latency_us: Annotated[float | None, typer.Option(help="Of a link, in microseconds.")] = None,
+    workers_per_node: Annotated[int | None, typer.Option(help="How many share a node.")] = None,
     cost: Annotated[str | None, typer.Option(help="Model, GPUs and engine of a worker.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in a block.")] = None,
     cache_tokens: Annotated[int | None, typer.Option(help="KV memory of a worker.")] = None,
@@ -42,7 +53,13 @@ def simulate(
     html: Annotated[str | None, typer.Option(help="Where to write a page with plots.")] = None,
 ) -> None:
     """Simulate a fleet of workers under each of several routing policies."""
-    arguments = {name.replace("_", "-"): value for name, value in locals().items()}
+    arguments = {_key(name): value for name, value in locals().items()}
     path = arguments.pop("file")
     given = {key: value for key, value in arguments.items() if value is not None}
     assemble.run_experiment(path, flags=given)
+
+
+def _key(name: str) -> str:
+    """The setting that an option is of."""
+    key = name.replace("_", "-")
+    return f"links.{key}" if name in _LINKS else key

@@ -1,38 +1,68 @@
-"""How the cluster reaches a simulated worker: direct calls, with a network's delays and losses.
+"""How the cluster reaches a simulated worker: direct calls, with a network's delays.
 
-`SimulatedClient` and `SimulatedSubscriber` are the peers of the HTTP client and of the ZeroMQ
-subscriber; the dispatcher and the membership above them are the live ones.
+`SimulatedClient` is the peer of the HTTP client; the dispatcher and the membership above it are
+the live ones. What a worker answers to a GET is bytes, as it would be over HTTP.
 """
 
 import asyncio
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from expediter.cluster.client import BodyKind, ForwardedRequest, ResponseHead, ResponseSink
-from expediter.errors import ClusterError, RequestError, WorkerRefused, WorkerUnavailable
-from expediter.kvcache.events import KVCacheEvent
-from expediter.load import WorkerId
-from expediter.request import Request, RequestOutput
-from expediter.routing.prefix_index import PrefixIndex
+from expediter.cluster.decisions import TransferReport
+from expediter.errors import (
+    ClusterError,
+    RequestError,
+    WorkerRefused,
+    WorkerSilent,
+    WorkerUnavailable,
+)
+from expediter.request import FinishReason, Request, RequestOutput
+from expediter.simulation.lag import Lags
 from expediter.simulation.worker import SimulatedWorker
+from expediter.worker.handover.legs import FIELD, KVTransferParams, Leg, PrefillLeg, leg_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """One-way delays in seconds, and the share of KV event batches that never arrive."""
+    """One-way delays in seconds, and the share of KV event batches that never arrive.
+
+    With `load_reports` workers say how busy they are when they are asked.
+    """
 
     request_seconds: float = 0.0
     response_seconds: float = 0.0
     event_seconds: float = 0.0
     event_loss: float = 0.0
+    load_reports: bool = False
+
+
+class PairStory(Protocol):
+    """Who is told what became of a request that two workers serve. Times are the workers'."""
+
+    def prefilled(self, output: RequestOutput, *, now: float) -> None:
+        """The prompt was computed by another worker than the one that answers."""
+        ...
+
+    def transferred(self, report: TransferReport) -> None:
+        """What the worker that answers says of the KV it fetched."""
+        ...
 
 
 class SimulatedRequest(ForwardedRequest, frozen=True, kw_only=True):
-    """What goes to a simulated worker instead of bytes; `receive` is told of every output."""
+    """What goes to a simulated worker instead of bytes; `receive` is told of every output.
+
+    `params` are `kv_transfer_params` as in a body, or nothing.
+    """
 
     request: Request
     receive: Callable[[RequestOutput], None]
+    params: bytes = b""
+    story: PairStory | None = None
 
 
 class _Inflow:
@@ -66,13 +96,19 @@ class SimulatedExchange:
         *,
         worker: SimulatedWorker,
         delay: float,
+        lags: Lags,
+        leg: Leg | None = None,
     ) -> None:
         self.status = 200
+        self._story = forwarded.story
+        self._leg = leg
         self._request = forwarded.request
         self._receive = forwarded.receive
         self._worker = worker
         self._sink = sink
         self._delay = delay
+        self._lags = lags
+        self._due = 0.0  # when the last output that is late will be here
         self._loop = asyncio.get_running_loop()
         self._failure: ClusterError | None = None
         self._has_begun = False
@@ -81,8 +117,12 @@ class SimulatedExchange:
 
     def take(self, output: RequestOutput | ClusterError) -> None:
         """What the worker sends, which arrives after the network's delay."""
-        if self._delay:
-            self._loop.call_later(self._delay, self._arrive, output)
+        delay = self._delay + self._lags.of(self._worker.worker_id)
+        if isinstance(self._leg, PrefillLeg) and isinstance(output, RequestOutput):
+            self._tell_prefilled(output)
+        if delay or self._due:
+            self._due = max(self._due, self._loop.time() + delay)
+            self._loop.call_at(self._due, self._arrive, output)
         else:
             self._arrive(output)
 
@@ -120,11 +160,28 @@ class SimulatedExchange:
             self._has_ended = True
             self._wake()
             return
+        if output.finish_reason is FinishReason.ABORT:  # nobody waits any more for a prompt's KV
+            self.refuse(ClusterError.status)
+            return
         self._receive(output)
         if not self._has_begun:
             self._begin()
         if output.finish_reason is not None:
+            if self._leg is not None:
+                self._end_leg(self._leg, output)
             self._end()
+
+    def _tell_prefilled(self, output: RequestOutput) -> None:
+        if self._story is not None and output.finish_reason is not FinishReason.ABORT:
+            self._story.prefilled(output, now=self._loop.time())
+
+    def _end_leg(self, leg: Leg, output: RequestOutput) -> None:
+        """What the other side of a pair has to know, in the words of the API."""
+        if isinstance(leg, PrefillLeg):
+            self._sink.write(_prefill_answer(leg, output, self._request.num_prompt_tokens))
+        elif self._story is not None:
+            report = msgspec.convert(leg.answer_fields["kv_transfer"], TransferReport)
+            self._story.transferred(report)
 
     def _begin(self) -> None:
         self._has_begun = True
@@ -141,88 +198,87 @@ class SimulatedExchange:
             self._changed.set_result(None)
 
 
+class Pages(Protocol):
+    """What a worker answers to GETs besides whether it is well."""
+
+    def get(self, path: str) -> bytes | None:
+        """The page, if there is one."""
+        ...
+
+
 class SimulatedClient:
     """The peer of the HTTP client; see `WorkerClient`."""
 
-    def __init__(self, worker: SimulatedWorker, network: Network) -> None:
+    def __init__(
+        self, worker: SimulatedWorker, network: Network, *, lags: Lags, pages: Pages
+    ) -> None:
         self._worker = worker
         self._network = network
+        self._lags = lags
+        self._pages = pages
+        self.prepare: Callable[[Request], Awaitable[None]] | None = None
+        """Awaited before a request is submitted, once it has come to the worker."""
 
     async def send(self, request: ForwardedRequest, sink: ResponseSink) -> SimulatedExchange:
         """See `WorkerClient`; cancelling aborts the request at once."""
         assert isinstance(request, SimulatedRequest)
-        if self._network.request_seconds:
-            await asyncio.sleep(self._network.request_seconds)
+        delay = self._network.request_seconds + self._lags.of(self._worker.worker_id)
+        if delay:
+            await asyncio.sleep(delay)
+        if self.prepare is not None:
+            await self.prepare(request.request)
+        leg = None
+        if request.params:
+            request, leg = _with_leg(request)
         exchange = SimulatedExchange(
-            request, sink, worker=self._worker, delay=self._network.response_seconds
+            request,
+            sink,
+            worker=self._worker,
+            delay=self._network.response_seconds,
+            lags=self._lags,
+            leg=leg,
         )
         try:
-            self._worker.submit(request.request, exchange.take)
+            self._worker.submit(request.request, exchange.take, leg=leg)
         except (RequestError, WorkerUnavailable) as error:
             exchange.refuse(error.status)
         await exchange.begun()
         return exchange
 
-    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ARG002, ASYNC109
-        """A healthy worker, of which nothing more is known."""
+    async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
+        """A healthy worker's pages; it may answer too late."""
+        delay = 2 * self._lags.of(self._worker.worker_id)
+        if delay:
+            await asyncio.sleep(min(delay, timeout))
+            if delay > timeout:
+                raise WorkerSilent(f"{self._worker.worker_id} did not answer in {timeout} s")
         if not self._worker.is_up:
             raise WorkerRefused(f"{self._worker.worker_id} is down")
-        return (200, b"") if path == "/health" else (404, b"")
+        page = b"" if path == "/health" else self._pages.get(path)
+        return (404, b"") if page is None else (200, page)
 
     def close(self) -> None:
         """There are no connections."""
 
 
-class SimulatedSubscriber:
-    """Hands a worker's events to the index, late or never.
+def _with_leg(forwarded: SimulatedRequest) -> tuple[SimulatedRequest, Leg | None]:
+    """The request as its worker takes it, and the half that it is."""
+    params = msgspec.json.decode(forwarded.params, type=KVTransferParams)
+    params.check()
+    request = replace(forwarded.request, kv_flow=params.flow)
+    return (
+        replace(forwarded, request=request),
+        leg_of(params, new_name=request.request_id, num_choices=1),
+    )
 
-    Lost batches stay lost: the worst that a publisher without replay can do.
-    """
 
-    def __init__(
-        self,
-        worker: SimulatedWorker,
-        *,
-        worker_id: WorkerId,
-        index: PrefixIndex,
-        network: Network,
-        rng: random.Random,
-    ) -> None:
-        self.worker_id = worker_id
-        self._worker = worker
-        self._index = index
-        self._network = network
-        self._rng = rng
-        self._is_open = False
-        self.num_lost = 0
-
-    def start(self) -> None:
-        """See `Subscriber`."""
-        self._is_open = True
-        self._worker.listeners.append(self._hear)
-
-    def resync(self) -> None:
-        """See `Subscriber`; a worker that comes back holds nothing that could be learnt."""
-        self._index.clear(self.worker_id)
-
-    def close(self) -> None:
-        """See `Subscriber`."""
-        self._is_open = False
-        self._worker.listeners.remove(self._hear)
-
-    def _hear(self, events: Sequence[KVCacheEvent]) -> None:
-        network = self._network
-        if network.event_loss and self._rng.random() < network.event_loss:
-            self.num_lost += 1
-            return
-        if network.event_seconds:
-            loop = asyncio.get_running_loop()
-            loop.call_later(network.event_seconds, self._apply, events)
-        else:
-            self._apply(events)
-
-    def _apply(self, events: Sequence[KVCacheEvent]) -> None:
-        if not self._is_open:
-            return  # closed while they were on their way
-        for event in events:
-            self._index.apply(self.worker_id, event)
+def _prefill_answer(leg: PrefillLeg, output: RequestOutput, num_prompt_tokens: int) -> bytes:
+    """The part of the body that gateways read. Blocks are asked of the worker, not told."""
+    offer = leg.offer
+    if offer is not None:
+        offer = {name: value for name, value in offer.items() if name != "remote_block_ids"}
+    usage = {
+        "prompt_tokens": num_prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+    }
+    return msgspec.json.encode({"usage": usage, FIELD: offer})

@@ -10,7 +10,7 @@ from functools import partial
 
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.errors import ClusterError, RequestError, SimulationStalled
-from expediter.load import WorkerId
+from expediter.load import WorkerId, WorkerRole
 from expediter.request import Request, RequestId, RequestOutput, SamplingParams
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prompt import named_prompt
@@ -21,6 +21,7 @@ from expediter.simulation.evictions import Evictions
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
 from expediter.simulation.names import BlockNames
+from expediter.simulation.worker import SimulatedWorker
 from expediter.workload.replay import replay
 from expediter.workload.turn import Turn
 
@@ -47,6 +48,7 @@ class WorkerTotals:
     busy_seconds: float
     num_recomputed_tokens: int = 0  # of those computed: cached before, and evicted
     transferred_bytes: int = 0
+    role: WorkerRole = WorkerRole.BOTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class _Experiment:
         fleet = SimulatedFleet(
             self._model,
             policy=policy(random.Random(f"policy {self._seed}")),
-            rng=random.Random(f"network {self._seed}"),
+            seed=self._seed,
         )
         evictions = _listen(fleet, num_blocks=self._model.worker.num_blocks)
         async with fleet.running():
@@ -191,6 +193,7 @@ class _Experiment:
             target=b"/v1/completions",
             request=request,
             receive=partial(self._receive, answer),
+            story=answer,
         )
         return routed, forwarded
 
@@ -224,6 +227,12 @@ def _listen(fleet: SimulatedFleet, *, num_blocks: int) -> dict[WorkerId, Evictio
     return evictions
 
 
+def _recomputed(fleet: SimulatedFleet, worker: SimulatedWorker, evictions: Evictions) -> int:
+    """Where KV comes from other workers too, what comes again need not have been computed."""
+    num_again = evictions.num_recomputed_tokens
+    return min(num_again, worker.executor.num_prompt_tokens) if fleet.hands else num_again
+
+
 def _totals(fleet: SimulatedFleet, evictions: Mapping[WorkerId, Evictions]) -> list[WorkerTotals]:
     return [
         WorkerTotals(
@@ -234,7 +243,9 @@ def _totals(fleet: SimulatedFleet, evictions: Mapping[WorkerId, Evictions]) -> l
             num_steps=worker.executor.num_steps,
             num_jumps=worker.executor.num_jumps,
             busy_seconds=worker.executor.busy_seconds,
-            num_recomputed_tokens=evictions[worker.worker_id].num_recomputed_tokens,
+            num_recomputed_tokens=_recomputed(fleet, worker, evictions[worker.worker_id]),
+            transferred_bytes=fleet.received_bytes(worker.worker_id),
+            role=fleet.roles[worker.worker_id],
         )
         for worker in fleet.workers.values()
     ]

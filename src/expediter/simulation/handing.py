@@ -18,7 +18,7 @@ from expediter.simulation.executor import SimulatedExecutor
 from expediter.simulation.peers import Neighbourhood, SimulatedWays
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.messages import EngineId
-from expediter.worker.handover.contract import Handover, HandingWorker
+from expediter.worker.handover.contract import HandingWorker, Handover
 from expediter.worker.handover.live import LiveHandover
 from expediter.worker.handover.terms import LayerListener, Terms
 

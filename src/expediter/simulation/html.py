@@ -22,7 +22,7 @@ def html_report(
 ) -> str:
     """The page; `runs` are those that the report is of. Raises ConfigError without matplotlib."""
     what = config.trace or config.workload or "chat"
-    page = Page(title or f"Simulation: {what} on {config.workers} workers")
+    page = Page(title or f"Simulation: {what} on {config.num_workers} workers")
     page.facts(_settings(config))
     page.heading("Latency")
     page.figure(_cdfs(runs, config.warmup), "Share of the requests that are at least so fast.")

@@ -11,12 +11,12 @@ from typing import Protocol, cast
 
 from expediter.errors import TransferError
 from expediter.load import WorkerId
+from expediter.simulation.lag import Lags
+from expediter.simulation.links import SimulatedLinks
 from expediter.transfer.incoming import PullOrder
 from expediter.transfer.messages import EngineId, FromSource, FromTarget, Hello, Message
 from expediter.worker.handover.links import Ears, Link, Spawn
 from expediter.worker.handover.pools import Copied
-from expediter.simulation.lag import Lags
-from expediter.simulation.links import SimulatedLinks
 
 PORT = 1  # there is one at each worker, and nobody looks at it
 

@@ -1,10 +1,12 @@
 """What a run was like for its requests and for its workers.
 
-    queueing = until a worker takes the request into a batch     (and the network's way there)
-    transfer = what the way of KV from one worker to another adds before the first token
+    queueing = until a worker takes the request into a batch     (and the network's way there);
+               of a pair also what it waits for room at the decode worker once it is prefilled
+    transfer = what is waited for KV from the other worker once it is computed and there is room
     prefill  = the rest of the time to the first token
-    decode   = from the first token to the last
-    TTFT = queueing + prefill + transfer;  TPOT = decode / (output tokens - 1);  E2E = TTFT + decode
+    decode   = from the first token to the last, without a transfer in between
+    E2E = queueing + prefill + transfer + decode;  TPOT = (E2E - TTFT) / (output tokens - 1)
+    TTFT = queueing + prefill, and the transfer if the first token comes after it
     normalised latency = E2E / output tokens
     slowdown = E2E / what it takes alone on an idle worker that holds nothing of the prompt
 
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from expediter.load import WorkerRole
 from expediter.results.objective import ALL, Objective, Objectives
 from expediter.results.statistics import (
     Distribution,
@@ -67,7 +70,8 @@ class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy. `imbalance` is max over mean of prompt tokens computed; `fairness` is Jain's
+    """One policy. `imbalance` is max over mean of prompt tokens computed, of all workers that are
+    not for decoding only; `fairness` is Jain's
     index over classes of their mean normalised latency's inverse, 1 with a single class;
     `max_slowdown` is that of the request that was slowed down most.
     """
@@ -126,7 +130,7 @@ def _run_report(run: Run, wanted: Objectives, warmup: float) -> RunReport:
         _class_report(run, label=label, stages=_Group(group, alone, wanted), seconds=seconds)
         for label, group in by_label(answers).items()
     ]
-    computed = [worker.num_prompt_tokens for worker in run.workers]
+    computed = [w.num_prompt_tokens for w in run.workers if w.role is not WorkerRole.DECODE]
     slowdowns = [alone.slowdown(answer) for answer in answers if answer.is_complete]
     return RunReport(
         policy=run.policy,

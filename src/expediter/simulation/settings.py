@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from expediter.config import (
+    DisaggregationConfig,
     NotNegative,
     PolicyName,
     Positive,
@@ -15,6 +16,7 @@ from expediter.config import (
 )
 from expediter.results.objective import ClassObjective, Objective, objectives
 from expediter.simulation.catalog import DEFAULT_COST
+from expediter.simulation.fabric import LinksConfig
 from expediter.simulation.faults import FaultConfig, NetworkConfig
 from expediter.workload.catalog import TraceFormat
 
@@ -22,6 +24,7 @@ DEFAULT_RATE = 20.0
 DEFAULT_REQUESTS = 2000
 DEFAULT_POLICIES: tuple[PolicyName, ...] = ("cache-aware", "round-robin")
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ReplicaScheduler(SchedulerConfig, frozen=True, kw_only=True):
@@ -36,8 +39,9 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
 
     `rate` and `requests` are those of the trace if not given. `ttft`, `tpot` and `e2e` are the
     service level in seconds of every class that has none in `slo`. `json`, `csv`, `parquet` and
-    `html` are files to write. `routing` and `scheduler` are set as in a gateway and a worker, but
-    for what is said here.
+    `html` are files to write. `routing`, `disaggregation` and `scheduler` are set as in a gateway
+    and a worker, but for what is said here. With `prefill` or `decode` workers, those and as many
+    as `both` says are the workers, and `workers` is not used.
     """
 
     workload: str | None = None
@@ -48,6 +52,9 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
     seed: int = 0
     policy: Annotated[tuple[PolicyName, ...], msgspec.Meta(min_length=1)] = DEFAULT_POLICIES
     workers: Positive = 8
+    prefill: Number = 0
+    decode: Number = 0
+    both: Number = 0  # that take either part
     cost: str = DEFAULT_COST
     gpus: Positive | None = None  # of a worker; from the cost's name if not given
     block_size: Positive = 16  # tokens
@@ -60,12 +67,24 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
     slo: tuple[ClassObjective, ...] = ()
     faults: tuple[FaultConfig, ...] = ()
     network: NetworkConfig = NetworkConfig()
+    links: LinksConfig = LinksConfig()
     json: str | None = None
     csv: str | None = None
     parquet: str | None = None
     html: str | None = None
     routing: RoutingConfig = RoutingConfig()
     scheduler: ReplicaScheduler = ReplicaScheduler()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether workers have roles."""
+        return self.prefill + self.decode > 0
+
+    @property
+    def num_workers(self) -> int:
+        """All of them."""
+        return self.prefill + self.decode + self.both if self.has_pairs else self.workers
 
     @property
     def objectives(self) -> dict[str, Objective]:
@@ -81,6 +100,15 @@ class ExperimentConfig(Section, frozen=True, kw_only=True):
             raise ValueError("trace and format: one needs the other")
         if self.cache_tokens < self.block_size:
             raise ValueError("cache-tokens: less than one block")
+        self._check_roles()
         usual = RoutingConfig()
         if (self.routing.policy, self.routing.block_size) != (usual.policy, usual.block_size):
             raise ValueError("routing: policy and block-size are not in this section but above it")
+
+    def _check_roles(self) -> None:
+        if self.both and not self.has_pairs:
+            raise ValueError("both: only beside workers for prefill or decode; else set workers")
+        if self.has_pairs and not (self.both or (self.prefill and self.decode)):
+            raise ValueError("prefill and decode: one needs the other, or workers that do both")
+        if self.disaggregation.handover == "sglang":
+            raise ValueError("disaggregation.handover: pairs of SGLang are not simulated")

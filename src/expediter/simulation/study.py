@@ -107,8 +107,9 @@ def workload(config: ExperimentConfig) -> list[Turn]:
 
 def fleet_model(config: ExperimentConfig) -> FleetModel:
     """The workers, and how the gateway in front of them is set."""
+    gpus = config.gpus or gpus_of(config.cost)
     return FleetModel(
-        num_workers=config.workers,
+        num_workers=config.num_workers,
         worker=WorkerModel(
             cost=named_cost(config.cost),
             kv_tokens=config.cache_tokens,
@@ -117,9 +118,16 @@ def fleet_model(config: ExperimentConfig) -> FleetModel:
         ),
         routing=replace(config.routing, block_size=config.block_size),
         network=config.network.network(),
-        faults=[fault(each, num_workers=config.workers) for each in config.faults],
+        faults=[
+            fault(each, num_workers=config.num_workers, has_pairs=config.has_pairs)
+            for each in config.faults
+        ],
         publishes_events=config.kv_events,
-        gpus_per_worker=config.gpus or gpus_of(config.cost),
+        gpus_per_worker=gpus,
+        num_prefill=config.prefill,
+        num_decode=config.decode,
+        fabric=config.links.fabric(cost=config.cost, gpus=gpus, is_used=config.has_pairs),
+        disaggregation=config.disaggregation,
     )
 
 

@@ -14,6 +14,8 @@ TYPICAL_PREFILL = 4096
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker over the whole run; `utilisation` is the share of time spent in steps.
 
+    `num_requests` were answered by it, or had their prompts computed there for another.
+
     `num_recomputed_tokens` of the computed ones had been in its cache and were evicted.
     """
 
@@ -46,6 +48,7 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 def worker_reports(run: Run) -> list[WorkerReport]:
     """One a worker."""
     answered = Counter(answer.worker_id for answer in run.answers)
+    answered.update(a.prefill_worker_id for a in run.answers if a.prefill_worker_id is not None)
     return [
         WorkerReport(
             worker_id=worker.worker_id,

@@ -92,6 +92,11 @@ class SimulatedWorker:
         return self._worker is not None
 
     @property
+    def live(self) -> Worker | None:
+        """The worker that answers now."""
+        return self._worker
+
+    @property
     def num_preemptions(self) -> int:
         """Requests that lost their blocks to older ones."""
         current = self._worker.scheduler.num_preemptions if self._worker else 0
