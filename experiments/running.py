@@ -23,7 +23,7 @@ from expediter.config.routing import PrebleConfig, StickyConfig
 from expediter.routing.policy import RoutingPolicy
 from expediter.simulation.catalog import named_cost
 from expediter.simulation.costs import CostModel
-from expediter.simulation.experiment import simulate
+from expediter.simulation.experiment import MakePolicy, simulate
 from expediter.simulation.fleet import FleetModel
 from expediter.simulation.report import ClassReport, Objective, RunReport, report
 from expediter.simulation.worker import WorkerModel
@@ -55,21 +55,27 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One policy on one workload. `turns` makes the workload where it is needed."""
+    """One policy on one workload. `turns` makes the workload where it is needed.
+
+    The policy is the one that the fleet's settings name, unless `make_policy` makes another.
+    """
 
     name: str
     fleet: FleetModel
     turns: Callable[[], Sequence[Turn]]
     objective: Objective = field(default_factory=Objective)
     warmup: float = 0.2
+    make_policy: MakePolicy | None = None
 
     def run(self) -> RunReport:
-        """Simulate; the policy is the one that the fleet's settings name."""
+        """Simulate."""
         run = simulate(self.fleet, self.turns(), policy=self._policy, name=self.name)
         found = report([run], objectives={"all": self.objective}, warmup=self.warmup)
         return found.runs[0]
 
     def _policy(self, rng: random.Random) -> RoutingPolicy:
+        if self.make_policy is not None:
+            return self.make_policy(rng)
         return build_policy(self.fleet.routing, clock=asyncio.get_running_loop().time, rng=rng)
 
 

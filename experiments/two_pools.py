@@ -1,10 +1,10 @@
-"""Prefill and decode in pools of their own: DistServe's comparison, and what the link costs.
+"""Prefill and decode in pools of their own: DistServe's comparison.
 
 The pools are simulated one after the other, as DistServe's placement does: a request decodes when
 its prefill is over and its KV has arrived. *Gains*: the highest rate a GPU with 90 % in time, for
 the placements of DistServe's appendix B with its engine's coefficients, over one vLLM instance with
-vLLM's; at its evaluation's service levels. *Link*: eight 70B workers of 8 H100, four and four,
-under the usual load of the four policies.
+vLLM's; at its evaluation's service levels. What links cost, with both pools at work at once, is in
+`four_policies`.
 """
 
 import random
@@ -13,23 +13,18 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 
-from expediter.assemble.policies import build_policy
-from expediter.config import RoutingConfig, SchedulerConfig
+from expediter.config import SchedulerConfig
 from expediter.planner.deployment import Deployment, Instance, Outcome, Pool, serve
 from expediter.planner.goodput import Goodput, Search, Target, attainment
-from expediter.planner.links import named_link
-from expediter.planner.trial import Policy
 from expediter.simulation.catalog import named_cost
 from expediter.workload.arrivals import poisson
 from expediter.workload.distserve import HUMANEVAL, LONGBENCH, SHAREGPT
 from expediter.workload.shared_prefix import SharedPrefix
 from expediter.workload.streams import faster
 from expediter.workload.turn import Turn
-from experiments.four_policies import OBJECTIVE, USUAL, workload
-from experiments.running import GRID, Row, Table, ms
+from experiments.running import Row, Table
 
 WHOLE = SchedulerConfig(max_batched_tokens=2048, max_running=256, chunked_prefill=False)
-CHUNKED = SchedulerConfig(max_batched_tokens=8192, max_running=256)
 SMALL_CHUNKS = SchedulerConfig(max_batched_tokens=512, max_running=256)
 # KV tokens by model and shape, from DistServe's max_num_tokens.csv.
 KV_TOKENS = {
@@ -39,8 +34,6 @@ KV_TOKENS = {
     ("opt-66b", 2, 2): 78_512,
 }
 TABLE_2 = {1.0: 100, 1.5: 100, 2.0: 99.3, 2.5: 88.3, 3.0: 84.1, 3.5: 77.0, 4.0: 68.9}
-LINKS = ("nvlink4", "nic400", "nic100", "10Gb/s", "1Gb/s")
-KV_BYTES = 327_680  # a token of the 70B model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +90,8 @@ EVALUATION = (
 
 
 def run(*, quick: bool) -> list[Table]:
-    """Three tables."""
-    return [_gains(quick=quick), _attained(quick=quick), _over_links(quick=quick)]
+    """Two tables."""
+    return [_gains(quick=quick), _attained(quick=quick)]
 
 
 def _gains(*, quick: bool) -> Table:
@@ -188,44 +181,3 @@ def _attained(*, quick: bool) -> Table:
         rows.append((rate, round(100 * found.ttft, 1), round(100 * found.tpot, 1), theirs))
     columns = ("rate/s", "TTFT in time %", "TPOT in time %", "paper's simulator, both %")
     return Table(title="OPT-66B, ShareGPT, two pools (2.5 s, 0.15 s)", columns=columns, rows=rows)
-
-
-def _over_links(*, quick: bool) -> Table:
-    """The disaggregated arm of the four policies, and the best colocated one beside it."""
-    turns = workload(USUAL, 100 if quick else 1200)
-    best = Policy(build=build_policy, config=RoutingConfig(policy="slo", block_size=100))
-    links: dict[str, Deployment] = {
-        link: _halves(seconds=KV_BYTES / (8 * named_link(link).bytes_per_second))
-        for link in (LINKS[1:3] if quick else LINKS)
-    }
-    arms = {"colocated": _halves(seconds=None)} | links
-    rows: list[Row] = [
-        (name, *_latencies(serve(deployment, turns, policy=best)))
-        for name, deployment in arms.items()
-    ]
-    columns = ("8 links of", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "in SLO %")
-    return Table(title="Over the link, 40 requests/s", columns=columns, rows=rows)
-
-
-def _halves(*, seconds: float | None) -> Deployment:
-    instance = Instance(tp=8, cost=named_cost(GRID), kv_tokens=400_000)
-    if seconds is None:
-        whole = Pool(instance=instance, num_instances=8, scheduler=CHUNKED)
-        return Deployment(prefill=whole, block_size=100)
-    half = Pool(instance=instance, num_instances=4, scheduler=CHUNKED)
-    return Deployment(prefill=half, decode=half, transfer_seconds=seconds, block_size=100)
-
-
-def _latencies(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
-    counted = outcomes[len(outcomes) // 5 :]
-    met = sum(OBJECTIVE.is_met(ttft=o.ttft, tpot=o.tpot, e2e=o.e2e) for o in counted)
-    shown = [
-        ms(_quantile(values, share))
-        for values in ([o.ttft for o in counted], [o.tpot for o in counted])
-        for share in (0.5, 0.99)
-    ]
-    return (*shown, round(100 * met / len(counted), 1))
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))]
