@@ -197,6 +197,25 @@ def test_a_file_may_hold_service_levels_faults_and_a_network(tmp_path: Path) -> 
     assert [worker["num_prompt_tokens"] > 0 for worker in run["workers"]] == [False, True]
 
 
+def test_roles_and_links_are_options_that_win_over_the_file(tmp_path: Path) -> None:
+    """At 1 Gb/s of each of 8 GPUs, 1,000 tokens of a 70B model take a third of a second."""
+    file = tmp_path / "experiment.toml"
+    file.write_text(
+        'workload = "demo"\nrequests = 100\nblock-size = 64\npolicy = ["slo"]\nprefill = 1\n'
+        "[links]\ninter-node-gbps = 400.0\nlatency-us = 5.0\n"
+        '[disaggregation]\nsplit = "always"\nhandover = "vllm"\n'
+    )
+    slow = result(tmp_path / "a", str(file), "--decode", "2", "--inter-node-gbps", "1")
+    links = slow["experiment"]["links"]
+    assert (links["inter-node-gbps"], links["latency-us"]) == (1.0, 5.0)
+    (run,) = slow["runs"]
+    assert [worker["transferred_bytes"] > 0 for worker in run["workers"]] == [False, True, True]
+    assert run["reasons"]["split"] > 50
+    fast = result(tmp_path / "b", str(file), "--decode", "2")
+    exposed = [of_all(found, "transfer")["slo"]["mean"]["value"] for found in (slow, fast)]
+    assert exposed[0] > 50 * exposed[1] > 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -207,6 +226,20 @@ def test_a_file_may_hold_service_levels_faults_and_a_network(tmp_path: Path) -> 
             "faults: there is no worker 2 of 2 from 0",
         ),
         ("[network]\nevent-loss = 1.5", "network.event-loss: Expected `float` <= 1"),
+        ("prefill = 1", "prefill and decode: one needs the other"),
+        ("both = 2", "both: only beside workers for prefill or decode"),
+        (
+            'cost = "linear"\nprefill = 1\ndecode = 1',
+            "links.kv-bytes-per-token: linear does not say which model it is of",
+        ),
+        (
+            '[[faults]]\nkind = "transfer-failure"\nworker = 0\nat = 0.0\nseconds = 1.0',
+            "faults: transfers fail only where workers have roles",
+        ),
+        (
+            'prefill = 1\ndecode = 1\n[disaggregation]\nhandover = "sglang"',
+            "pairs of SGLang are not simulated",
+        ),
     ],
 )
 def test_a_fault_that_cannot_be_is_one_line_and_status_2(
