@@ -16,6 +16,10 @@ from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 from expediter.engine.shard import Shard
 
 LOOPBACK = "127.0.0.1"
+# Up to here gloo's all-reduce, which passes parts around in a ring, waits longer than it sends.
+# Measured with three ranks on two busy cores: all-to-all took 0.4 of its time for 18 KiB, 0.7 for
+# 288 KiB, and twice as long for 1.1 MiB.
+FEW_BYTES = 256 * 1024
 
 
 class Collectives(Protocol):
@@ -80,12 +84,22 @@ class Group:
         self.meet()
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """See `Collectives`. Adds in place."""
-        self._ranks.allreduce([part]).wait()
+        """See `Collectives`."""
+        if part.nbytes <= FEW_BYTES and part.device.type == "cpu":
+            part = self._sum_of_few(part)
+        else:
+            self._ranks.allreduce([part]).wait()
         if self._waiting is not None:
             call, self._waiting = self._waiting, None
             call()
         return part
+
+    def _sum_of_few(self, part: torch.Tensor) -> torch.Tensor:
+        """Everybody gets all parts at once, and adds them up."""
+        sent = part.expand(self._shard.size, *part.shape).contiguous()
+        received = torch.empty_like(sent)
+        self._ranks.alltoall_base(received, sent, [], []).wait()
+        return received.sum(0)
 
     def join(self, part: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
