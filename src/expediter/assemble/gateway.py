@@ -27,6 +27,7 @@ from expediter.gateway.gateway import Gateway
 from expediter.gateway.operator import GatewayOperator, Operator
 from expediter.gateway.processes import Share, serve_processes
 from expediter.gateway.raw_traffic import raw_traffic_route
+from expediter.gateway.threads import be_prompt
 from expediter.routing.policy import RoutingPolicy
 from expediter.tokenizer import load_tokenizer
 
@@ -56,6 +57,7 @@ def run_gateway(read: ReadConfig, *, command: list[str], share: str | None = Non
         uvloop.run(serve_processes(read, command=command, create_admin=_admin_app))
     else:
         sys.setswitchinterval(SWITCH_SECONDS)
+        be_prompt()
         mine = Share.parse(share) if share is not None else None
         uvloop.run(_Serving(read, config, mine).run())
 

@@ -34,6 +34,7 @@ from expediter.gateway.reconfigure import (
 from expediter.gateway.reports import Reports
 from expediter.gateway.server import HttpServer
 from expediter.gateway.splitting import build_splitting, configured_dialect
+from expediter.gateway.threads import make_way
 from expediter.gateway.tls import client_tls, load_certificate, speaks_tls, worker_tls
 from expediter.gateway.tokenizer import PromptTokenizer
 from expediter.gateway.upstream import HttpWorker
@@ -78,7 +79,7 @@ class Gateway:
         self._worker_tls = (
             worker_tls(config.worker_tls) if any(map(speaks_tls, config.workers)) else None
         )
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._threads = ThreadPoolExecutor(1, "tokenizer", initializer=make_way)
         self._background: asyncio.Task[None] | None = None
         self._source = build_source(config.discovery) if config.discovery is not None else None
         self._tasks: asyncio.TaskGroup | None = None

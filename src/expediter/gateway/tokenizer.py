@@ -8,10 +8,7 @@ What lies between borders is encoded by tiktoken where that is known to give the
 """
 
 import asyncio
-import os
 import re
-import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
@@ -41,7 +38,6 @@ _PROBES = (
     "    indented(code);\n\treturn",
 )
 _NUM_BORDERS_TRIED = 32
-_NICENESS = 10
 _SHORT_CHARS, _MAX_SHORT = 12, 4096
 
 
@@ -155,18 +151,8 @@ class PromptTokenizer:
         return await self.in_background(encode)
 
     async def in_background(self, work: Callable[[], T]) -> T:
-        """Do it in the thread that encodes."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, _in_background, work)
-
-
-def _in_background(work: Callable[[], T]) -> T:
-    """Work in a thread that makes way for the event loop's wherever both want one core."""
-    if sys.platform == "linux":  # where a thread has a niceness of its own
-        thread = threading.get_native_id()
-        if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
-            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
-    return work()
+        """Do it in the executor, where encoding is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 class _Pieces:
