@@ -10,7 +10,7 @@ from tiny_models import Tiny, quantized, reference_logits, write_folder, write_g
 
 from expediter.engine.checkpoint import GGUFCheckpoint, open_checkpoint
 from expediter.engine.int4 import int4_serves, joined
-from expediter.engine.linear import FEW_ROWS, Int4Linear, Int4Product, make_linear
+from expediter.engine.linear import Int4Linear, Int4Product, make_linear
 from expediter.engine.weights import WeightLoader
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_codes_times_scales_are_the_dequantised_matrix(
 
 @needs_int4
 @BOTH
-@pytest.mark.parametrize("num_rows", [1, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("num_rows", [1, Int4Product.max_rows, Int4Product.max_rows + 1])
 def test_a_product_with_codes_is_the_dequantised_product(
     tmp_path: Path, kind: Kind, num_rows: int
 ) -> None:

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from expediter.engine.int4 import GROUP, Int4Matrix
 
-FEW_ROWS = 8  # codes: by torch half the time for 1 to 4 rows, nine tenths for 8 (measured)
 PACKED_ROWS = 16  # the row count that the blocked layout is chosen for
 
 
@@ -26,7 +25,13 @@ class Linear(Protocol):
         ...
 
 
-Int4Maker = Callable[[Int4Matrix, torch.Tensor | None], Linear]  # from codes and gain
+class FewRowsLinear(Linear, Protocol):
+    """One that takes up to `max_rows` rows, because for more another is faster."""
+
+    max_rows: int
+
+
+Int4Maker = Callable[[Int4Matrix, torch.Tensor | None], FewRowsLinear]  # from codes and gain
 
 
 class PlainLinear:
@@ -58,6 +63,8 @@ class PackedLinear:
 class Int4Product:
     """Four-bit codes, by torch; `gain` scales columns, which codes cannot."""
 
+    max_rows = 8  # half of a dense product's time for 1 to 4 rows, nine tenths for 8 (measured)
+
     def __init__(self, matrix: Int4Matrix, gain: torch.Tensor | None) -> None:
         self._codes, self._groups = matrix.packed()
         self._gain = None if gain is None else gain.to(torch.bfloat16)
@@ -72,9 +79,9 @@ class Int4Product:
 
 
 class Int4Linear:
-    """`few` with codes for up to `FEW_ROWS` rows, `many` for more."""
+    """`few` with codes for as many rows as it takes, `many` for more."""
 
-    def __init__(self, *, few: Linear, many: Linear, bias: torch.Tensor | None) -> None:
+    def __init__(self, *, few: FewRowsLinear, many: Linear, bias: torch.Tensor | None) -> None:
         """`many` has the bias in it."""
         self._few = few
         self._many = many
@@ -82,7 +89,7 @@ class Int4Linear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
-        if len(rows) > FEW_ROWS:
+        if len(rows) > self._few.max_rows:
             return self._many(rows)
         output = self._few(rows)
         return output if self._bias is None else output.add_(self._bias)

@@ -21,6 +21,7 @@ from expediter.engine.kernels.vectors import (
     sum_of,
 )
 
+ROWS_PER_PASS = 8  # at most: each has two vectors of sums in registers
 COLUMNS = 16  # of a tile
 CODE_BYTES = COLUMNS * GROUP // 2
 TILE_BYTES = CODE_BYTES + 2 * 2 * COLUMNS  # codes, then float16 scales and minimums
@@ -89,20 +90,21 @@ def _work(name: str, num_rows: int) -> str:
 def _add_group(emitter: Emitter, tile: str, group: str, totals: list[Variable]) -> None:
     num_rows = len(totals)
     rows = emitter.at("%scaled", emitter.mul(group, str(num_rows * _ROW_BYTES)))
-    products = [ZERO] * num_rows
-    for vector in range(CODE_BYTES // _VECTOR_BYTES):
-        codes = emitter.load("<32 x i16>", emitter.at(tile, vector * _VECTOR_BYTES), align=64)
+    products = [emitter.variable(FLOATS, ZERO) for _ in range(num_rows)]
+    with emitter.loop("0", str(CODE_BYTES), _VECTOR_BYTES) as offset:
+        codes = emitter.load("<32 x i16>", emitter.at(tile, offset), align=64)
+        # A vector has two elements of each place for all columns: 16 bytes of a row.
+        elements = emitter.at(rows, emitter.op(f"lshr i64 {offset}, 2"))
         for place in range(CODES_PER_LANE):
             weights = _looked_up(emitter, codes, place)
-            pair = vector * CODES_PER_LANE + place
-            for row in range(num_rows):
-                elements = splat_pair(emitter, emitter.at(rows, row * _ROW_BYTES + 4 * pair))
-                products[row] = dot(emitter, products[row], weights, elements)
+            for row, product in enumerate(products):
+                pair = splat_pair(emitter, emitter.at(elements, row * _ROW_BYTES + 4 * place))
+                product.set(dot(emitter, product.get(), weights, pair))
     scales = load_fp16(emitter, emitter.at(tile, CODE_BYTES))
     minimums = load_fp16(emitter, emitter.at(tile, CODE_BYTES + 2 * COLUMNS))
     sums = emitter.at("%sums", emitter.mul(group, str(num_rows)), "float")
     for row, total in enumerate(totals):
-        with_scale = fma(emitter, products[row], scales, total.get())
+        with_scale = fma(emitter, products[row].get(), scales, total.get())
         row_sum = splat(emitter, emitter.load("float", emitter.at(sums, row, "float"), align=4))
         total.set(fma(emitter, row_sum, minimums, with_scale))
 

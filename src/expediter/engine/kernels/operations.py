@@ -8,7 +8,7 @@ from expediter.engine.kernels.rows import gate, normalize, place
 from expediter.engine.operations import Operations
 from expediter.engine.rope import Rotation
 
-MAX_ROWS = 8  # one thread does all of most of it
+MAX_ROWS = 32  # one thread does most of it
 
 
 def operations_source(config: ModelConfig) -> str:

@@ -11,15 +11,17 @@ from expediter.engine.kernels.int4_product import (
     COLUMNS,
     LARGEST_SCALE,
     PARAMETERS,
+    ROWS_PER_PASS,
     int4_product,
 )
 from expediter.engine.kernels.memory import aligned
-from expediter.engine.linear import FEW_ROWS
+
+MAX_ROWS = 32  # in passes of eight; a dense product is not faster yet (measured)
 
 
 def products_source() -> str:
     """What `Int4Products` calls."""
-    return "\n".join(int4_product(_name(rows), rows) for rows in range(1, FEW_ROWS + 1))
+    return "\n".join(int4_product(_name(rows), rows) for rows in range(1, ROWS_PER_PASS + 1))
 
 
 def _name(num_rows: int) -> str:
@@ -31,14 +33,14 @@ class Int4Products:
 
     def __init__(self, library: Library) -> None:
         self._functions = [
-            library.function(_name(rows), len(PARAMETERS)) for rows in range(1, FEW_ROWS + 1)
+            library.function(_name(rows), len(PARAMETERS)) for rows in range(1, ROWS_PER_PASS + 1)
         ]
         self._scaled = torch.empty(0, dtype=torch.bfloat16)
         self._sums = torch.empty(0)
 
     def __call__(self, matrix: Int4Matrix, gain: torch.Tensor | None) -> "CompiledInt4Product":
-        """The product of up to `FEW_ROWS` rows, whose columns `gain` scales first, if given."""
-        size = FEW_ROWS * matrix.codes.shape[1]
+        """The product of up to `MAX_ROWS` rows, whose columns `gain` scales first, if given."""
+        size = ROWS_PER_PASS * matrix.codes.shape[1]
         if self._scaled.numel() < size:
             self._scaled = torch.empty(size, dtype=torch.bfloat16)
             self._sums = torch.empty(size // GROUP)
@@ -62,6 +64,8 @@ class Int4Products:
 class CompiledInt4Product:
     """One matrix."""
 
+    max_rows = MAX_ROWS
+
     def __init__(
         self, matrix: Int4Matrix, gain: torch.Tensor | None, *, products: Int4Products
     ) -> None:
@@ -80,19 +84,23 @@ class CompiledInt4Product:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
-        output = rows.new_empty(len(rows), self._num_columns)
-        self._products.run(rows.contiguous(), *self._matrix, output=output)
+        rows, output = rows.contiguous(), rows.new_empty(len(rows), self._num_columns)
+        if len(rows) <= ROWS_PER_PASS:
+            self._products.run(rows, *self._matrix, output=output)
+            return output
+        for start in range(0, len(rows), ROWS_PER_PASS):
+            part = slice(start, start + ROWS_PER_PASS)
+            self._products.run(rows[part], *self._matrix, output=output[part])
         return output
 
 
 def packed_tiles(matrix: Int4Matrix) -> tuple[torch.Tensor, float]:
     """Bytes of [tile, group], see `int4_product`, and what all weights are to be multiplied by."""
     num_tiles, num_groups = len(matrix.codes) // COLUMNS, matrix.codes.shape[1] // GROUP
-    # [tile, column, group, vector, place, parity]: a lane has places of one column and parity.
-    places = matrix.codes.view(num_tiles, COLUMNS, num_groups, -1, CODES_PER_LANE, 2)
-    lanes = places.permute(0, 2, 3, 1, 5, 4).to(torch.int32)
-    shifts = 4 * torch.arange(CODES_PER_LANE, dtype=torch.int32)
-    codes = (lanes << shifts).sum(-1).to(torch.int16).flatten(2)
+    # [tile, column, group, vector, byte, half, parity]: a lane has one column's of one parity.
+    places = matrix.codes.view(num_tiles, COLUMNS, num_groups, -1, CODES_PER_LANE // 2, 2, 2)
+    joined = places[..., 0, :] | places[..., 1, :] << 4
+    codes = joined.permute(0, 2, 3, 1, 5, 4).flatten(2)
     largest = float(torch.maximum(matrix.scales, matrix.minimums.abs()).max())
     unit = 2.0 ** math.ceil(math.log2(largest / LARGEST_SCALE)) if largest else 1.0
     floats = [
