@@ -1,6 +1,8 @@
 """Copy plans against an oracle that looks at every piece, and what must not be copied."""
 
 import asyncio
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from expediter.errors import LayoutMismatch, TransferError
-from expediter.transfer.copy_plan import copy_plan, expand, shards_for
+from expediter.transfer import shared_memory
+from expediter.transfer.copy_plan import Slice, copy_plan, expand, shards_for
 from expediter.transfer.layout import KVIdentity, KVLayout, check_compatible
 from expediter.transfer.memory import PoolMemory
 from expediter.transfer.shared_memory import SharedMemoryTransport, copy
+from expediter.transfer.strided import halves
 
 Bytes = NDArray[np.uint8]
 
@@ -133,6 +137,43 @@ def test_uneven_splits_and_blocks_outside_are_refused() -> None:
         copy_plan(layout(), layout(), source_blocks=[0, 1], target_blocks=[0])
     with pytest.raises(LayoutMismatch, match="head 3"):
         shards_for(layout(), shards(2, num_blocks=6, total=6)[:1])
+
+
+@given(st.permutations(range(6)), st.integers(1, 6))
+def test_halves_are_disjoint_alike_and_together_everything(blocks: list[int], num: int) -> None:
+    pool = layout()
+    plan = copy_plan(pool, pool, source_blocks=blocks[:num], target_blocks=range(num))
+    first, second = halves(plan)
+    assert sorted(bytes_of(first + second)) == sorted(bytes_of(plan))
+    longest = max(piece.num_bytes for piece in plan)
+    total = len(bytes_of(plan))
+    assert abs(len(bytes_of(first)) - len(bytes_of(second))) <= 2 * max(longest, total // 16)
+
+
+def bytes_of(slices: Sequence[Slice]) -> list[tuple[int, int]]:
+    """Where each byte comes from and goes to."""
+    rows = expand(slices).tolist()
+    return [(source + n, target + n) for source, target, length in rows for n in range(length)]
+
+
+@pytest.mark.parametrize("min_shared_bytes", [1, 1 << 40])
+async def test_one_thread_or_two_copy_the_same(
+    min_shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "MIN_SHARED_BYTES", min_shared_bytes)
+    pool = layout(num_blocks=50)
+    theirs, ours = PoolMemory.create(pool.num_bytes), PoolMemory.create(pool.num_bytes)
+    theirs.array[:] = np.random.default_rng(1).integers(0, 256, pool.num_bytes)
+    owner, reader = SharedMemoryTransport(theirs, pool), SharedMemoryTransport(ours, pool)
+    peer = await reader.connect(owner.describe())
+    source, target = (random.Random(seed).sample(range(50), 50) for seed in (1, 2))
+    plan = copy_plan(pool, pool, source_blocks=source[:40], target_blocks=target[:40])
+    await reader.pull(peer, plan)
+    expected = np.zeros(pool.num_bytes, np.uint8)
+    copy(theirs.array, expected, plan)
+    assert (ours.array == expected).all()
+    await reader.close()
+    await owner.close()
 
 
 async def test_shared_memory_copies_from_a_pool_whose_owner_is_gone() -> None:

@@ -1,10 +1,13 @@
 """Between processes of one host: the peer's pool is mapped, and a pull is a copy.
 
 A slice is one strided view on each side and one assignment between them, which runs in C without
-the interpreter's lock. Copies run in one thread of the transport's own, so the event loop goes on.
+the interpreter's lock. Copies run in a thread of the transport's own, so the event loop goes on. A
+large pull is shared with a second thread where there is a processor for it: short runs are bound by
+the time memory takes to answer, and two threads wait for two answers.
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,13 +16,15 @@ from expediter.errors import TransferError
 from expediter.transfer.copy_plan import Slice, check_within
 from expediter.transfer.layout import KVLayout
 from expediter.transfer.memory import PoolMemory
-from expediter.transfer.strided import at_source, at_target
+from expediter.transfer.strided import at_source, at_target, halves
 from expediter.transfer.threads import run_to_end
 from expediter.transfer.transport import KVHandle, KVPeer, SharedMemoryHandle, host_id
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+MIN_SHARED_BYTES = 8 * 1024 * 1024  # of a pull that is worth waking a second thread
 
 
 class SharedMemoryPeer:
@@ -42,6 +47,7 @@ class SharedMemoryTransport:
         self.layout = layout
         self._memory = memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
+        self._second = ThreadPoolExecutor(1, thread_name_prefix="kv-copy-second")
 
     def describe(self) -> SharedMemoryHandle:
         """See `KVTransport`."""
@@ -61,11 +67,28 @@ class SharedMemoryTransport:
         """See `KVTransport`."""
         assert isinstance(peer, SharedMemoryPeer), "a peer of another transport"
         check_within(slices, source=peer.layout.num_bytes, target=self.layout.num_bytes)
-        await run_to_end(self._thread, lambda: copy(peer.memory.array, self._memory.array, slices))
+        source, target = peer.memory.array, self._memory.array
+        await run_to_end(self._thread, lambda: self._copy(source, target, slices))
 
     async def close(self) -> None:
         """See `KVTransport`."""
         await asyncio.to_thread(self._thread.shutdown)
+        self._second.shutdown()
+
+    def _copy(
+        self, source: "NDArray[np.uint8]", target: "NDArray[np.uint8]", slices: Sequence[Slice]
+    ) -> None:
+        """`copy`, by two threads if that pays."""
+        is_large = sum(piece.total_bytes for piece in slices) >= MIN_SHARED_BYTES
+        if not is_large or len(os.sched_getaffinity(0)) == 1:
+            copy(source, target, slices)
+            return
+        ours, others = halves(slices)
+        second = self._second.submit(copy, source, target, others)
+        try:
+            copy(source, target, ours)
+        finally:
+            second.result()
 
 
 def copy(source: "NDArray[np.uint8]", target: "NDArray[np.uint8]", slices: Sequence[Slice]) -> None:

@@ -3,7 +3,7 @@
 numpy checks that a view stays within the pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,8 @@ from expediter.transfer.copy_plan import Slice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_FINENESS = 16  # halves differ by a part in so many
 
 
 def at_source(pool: "NDArray[np.uint8]", piece: Slice) -> "NDArray[np.uint8]":
@@ -42,6 +44,19 @@ def portions(piece: Slice, max_bytes: int) -> Iterator[Slice]:
             axes=((outer._replace(length=length),) if length > 1 else ()) + tuple(inner),
         )
         yield from portions(part, max_bytes)
+
+
+def halves(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
+    """The same bytes in two parts of about the same size, as far as runs need not be cut."""
+    total = sum(piece.total_bytes for piece in slices)
+    first: list[Slice] = []
+    second: list[Slice] = []
+    num_bytes = 0
+    for piece in slices:
+        for part in portions(piece, max(1, total // _FINENESS)):
+            (first if 2 * num_bytes < total else second).append(part)
+            num_bytes += part.total_bytes
+    return first, second
 
 
 def _shape(piece: Slice) -> tuple[int, ...]:
