@@ -58,7 +58,11 @@ class HotPrefixes:
 
     def add(self, prompt: Prompt, *, at: float) -> None:
         """A prompt was placed; one whose blocks do not end at these distances is left out."""
-        fine, coarse = prompt.named_every(FINE_TOKENS), prompt.named_every(COARSE_TOKENS)
+        fine = prompt.named_every(FINE_TOKENS)
+        if 0 < len(fine) < NUM_FINE:
+            self._seen.append(Seen(at, fine, _MIXED_LENGTHS))
+            return
+        coarse = prompt.named_every(COARSE_TOKENS)
         if fine:
             keys = fine[:NUM_FINE] + coarse[_NUM_SKIPPED : _NUM_SKIPPED + NUM_COARSE]
             self._seen.append(Seen(at, keys, _MIXED_LENGTHS))

@@ -21,7 +21,7 @@ from expediter.routing.prefix_index import PrefixIndex
 MAX_DECISIONS = 1000
 DEFAULT_DECISIONS = 100
 EVENT_BLOCK_BYTES = 200
-ASSUMED_BLOCK_BYTES = 160
+ASSUMED_KEY_BYTES = 160
 """What a block at a worker takes in the index, with its names, as measured."""
 
 LATENCIES = {
@@ -85,7 +85,7 @@ class Reports:
         index, worker_ids = self.index, self.membership.members
         return sum(
             index.num_blocks(worker_id) * EVENT_BLOCK_BYTES
-            + index.num_assumed_blocks(worker_id) * ASSUMED_BLOCK_BYTES
+            + index.num_assumed_keys(worker_id) * ASSUMED_KEY_BYTES
             for worker_id in worker_ids
         )
 

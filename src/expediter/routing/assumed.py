@@ -194,6 +194,11 @@ class AssumedPrompts:
         """How many tokens all of it has."""
         return self._tokens.size + self._texts.size
 
+    @property
+    def num_keys(self) -> int:
+        """How many keys stand for them."""
+        return len(self._tokens) + len(self._texts)
+
     def of(self, prompt: Prompt) -> AssumedBlocks:
         """Those of the prompt's kind."""
         return self._texts if prompt.is_text else self._tokens

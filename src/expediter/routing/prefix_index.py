@@ -158,6 +158,10 @@ class PrefixIndex:
         worker = self._workers[worker_id]
         return worker.assumed.num_tokens // worker.block_size
 
+    def num_assumed_keys(self, worker_id: WorkerId) -> int:
+        """How many keys stand for those (`marks.py`)."""
+        return self._workers[worker_id].assumed.num_keys
+
     def _store(self, worker: _Worker, event: BlockStored) -> None:
         if event.block_size != worker.block_size and not self._resize(worker, event.block_size):
             return
