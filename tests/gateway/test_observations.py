@@ -124,7 +124,9 @@ async def test_predicted_and_actual_hits_and_what_the_index_holds() -> None:
         blocks = total(found["expediter_index_blocks"], worker="a", source="assumed")
         assert blocks == gateway.index.num_assumed_blocks("a") > 0  # type: ignore[arg-type]
         [size] = found["expediter_index_bytes"]
-        assert 100 * blocks < size.value < 300 * blocks
+        num_keys = gateway.index.num_assumed_keys(WorkerId("a"))  # of text, one for four blocks
+        assert 4 * num_keys == blocks
+        assert 100 * num_keys < size.value < 300 * num_keys
         assert total(found["expediter_views_relearnt_total"], worker="a") == 0
 
 
