@@ -66,6 +66,15 @@ def test_a_matrix_of_zeros_makes_zeros(shapes: Shapes) -> None:
 
 
 @needs_kernels
+def test_a_scale_that_is_no_number_spoils_its_column_alone(shapes: Shapes) -> None:
+    _, kernels = shapes["grouped heads"]
+    matrix = random_matrix(32, 64, scale=0.01)
+    matrix.scales[17, 1] = torch.nan
+    found = kernels.make_int4(matrix, None)(torch.ones(2, 64).bfloat16())
+    assert found.isnan().any(0).nonzero().flatten().tolist() == [17]
+
+
+@needs_kernels
 def test_a_row_of_a_product_does_not_depend_on_the_others(shapes: Shapes) -> None:
     _, kernels = shapes["grouped heads"]
     product = kernels.make_int4(random_matrix(64, 256, scale=0.01), None)

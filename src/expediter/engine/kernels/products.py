@@ -101,11 +101,17 @@ def packed_tiles(matrix: Int4Matrix) -> tuple[torch.Tensor, float]:
     places = matrix.codes.view(num_tiles, COLUMNS, num_groups, -1, CODES_PER_LANE // 2, 2, 2)
     joined = places[..., 0, :] | places[..., 1, :] << 4
     codes = joined.permute(0, 2, 3, 1, 5, 4).flatten(2)
-    largest = float(torch.maximum(matrix.scales, matrix.minimums.abs()).max())
-    unit = 2.0 ** math.ceil(math.log2(largest / LARGEST_SCALE)) if largest else 1.0
+    unit = _unit(float(torch.maximum(matrix.scales.abs(), matrix.minimums.abs()).max()))
     floats = [
         (part / unit).half().view(num_tiles, COLUMNS, num_groups).transpose(1, 2)
         for part in (matrix.scales, matrix.minimums)
     ]
     parts = [part.contiguous().view(torch.uint8) for part in (codes, *floats)]
     return aligned(torch.cat(parts, -1)), unit
+
+
+def _unit(largest: float) -> float:
+    """A power of two in whose units float16 holds the largest scale of a matrix, and many less."""
+    if not (math.isfinite(largest) and largest > 0):
+        return 1.0
+    return 2.0 ** math.ceil(math.log2(largest / LARGEST_SCALE))
