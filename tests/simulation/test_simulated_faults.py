@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -49,12 +49,19 @@ class _Settling(SimulatedFleet):
             assert not any(self.dispatcher.work.num_requests(name) for name in self.workers)
 
 
-def run(model: FleetModel, turns: Sequence[Turn], *, seed: int = 0) -> Run:
-    """The run, after which nothing may be held anywhere."""
+@contextmanager
+def settled() -> Iterator[None]:
+    """Of a run within, nothing may be held anywhere afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SimulatedFleet", _Settling)
-        found = simulate(model, turns, policy=round_robin, name="faults", seed=seed)
+        yield
     assert set(_Settling.held.values()) == {0}
+
+
+def run(model: FleetModel, turns: Sequence[Turn], *, seed: int = 0) -> Run:
+    """The run, after which nothing is held."""
+    with settled():
+        found = simulate(model, turns, policy=round_robin, name="faults", seed=seed)
     for answer in found.answers:
         assert answer.is_complete or answer.error is not None or answer.status >= 400
     return found
