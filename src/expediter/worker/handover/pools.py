@@ -5,11 +5,12 @@ has the heads that one of ours needs is arithmetic on layouts (`copy_plan`); how
 here is the best transport that both sides have.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from expediter.errors import LayoutMismatch, TransferError
-from expediter.transfer.copy_plan import copy_plan, shards_for
+from expediter.transfer.copy_plan import Slice, copy_plan, shards_for
 from expediter.transfer.incoming import PullOrder
 from expediter.transfer.layout import KVLayout, check_compatible
 from expediter.transfer.transport import KVHandle, KVPeer, KVTransport
@@ -62,24 +63,20 @@ class RemotePools:
         self._routes = list(routes)
 
     async def pull(self, order: PullOrder) -> Copied:
-        """See `ReadablePools`."""
-        num_bytes = num_descriptors = 0
-        for transport, peer, heads in self._routes:
-            try:
-                slices = copy_plan(
-                    peer.layout,
-                    transport.layout,
-                    source_blocks=order.source_blocks,
-                    target_blocks=order.target_blocks,
-                    layers=order.layers,
-                    heads=heads,
-                )
-            except (ValueError, OverflowError) as error:
-                raise TransferError(f"the other worker's blocks make no sense: {error}") from error
-            await transport.pull(peer, slices)
-            num_bytes += sum(piece.total_bytes for piece in slices)
-            num_descriptors += len(slices)
-        return Copied(num_bytes, num_descriptors)
+        """See `ReadablePools`. From several pools at once."""
+        plans = [_plan(route, order) for route in self._routes]
+        pulls = zip(self._routes, plans, strict=True)
+        # All come to their end, whatever becomes of one of them or of us: only then is nothing
+        # being written any more.
+        ends = await asyncio.gather(
+            *(route.transport.pull(route.peer, slices) for route, slices in pulls),
+            return_exceptions=True,
+        )
+        for end in ends:
+            if end is not None:
+                raise end
+        slices = [piece for plan in plans for piece in plan]
+        return Copied(sum(piece.total_bytes for piece in slices), len(slices))
 
     def close(self) -> None:
         """See `ReadablePools`."""
@@ -144,6 +141,21 @@ def _shards(
     for layout in layouts:
         check_compatible(layout, ways[0].layout)
     return shards_for(ways[0].layout, layouts)
+
+
+def _plan(route: _Route, order: PullOrder) -> list[Slice]:
+    """What of an order comes this way."""
+    try:
+        return copy_plan(
+            route.peer.layout,
+            route.transport.layout,
+            source_blocks=order.source_blocks,
+            target_blocks=order.target_blocks,
+            layers=order.layers,
+            heads=route.heads,
+        )
+    except (ValueError, OverflowError) as error:
+        raise TransferError(f"the other worker's blocks make no sense: {error}") from error
 
 
 async def _connect(transport: KVTransport, handle: KVHandle) -> KVPeer:
