@@ -1,8 +1,9 @@
 """Attention over paged keys and values, with query heads that share KV heads.
 
 The heads that share a KV head are folded into the rows of one product, so keys are read once
-for all of them. A decode is one row of every such head against its whole context; requests
-of similar length go together. A prefill chunk is cut into tiles of queries, each against
+for all of them. A decode is one row of every such head against its whole context: where a
+compiled function serves them, all decodes are its; else requests of similar length go together,
+their blocks collected. A prefill chunk is cut into tiles of queries, each against
 just the context it may see: no mask of chunk by context is ever made, and the scores of one
 tile are all the memory it takes.
 

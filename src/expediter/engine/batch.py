@@ -1,9 +1,9 @@
 """One step's chunks as flat tensors.
 
 All tokens of a step form one row of tokens, so every matrix product runs once for everybody;
-only attention looks at requests one by one. Decodes (chunks of one token) come first, sorted
-by context and cut into groups that attend together, padded to the group's longest; prefill
-chunks follow, each alone.
+only attention looks at requests one by one. Decodes (chunks of one token) come first: as a table
+of their blocks, or sorted by context and cut into groups that attend together, padded to the
+group's longest. Prefill chunks follow, each alone.
 """
 
 from collections.abc import Iterator, Sequence
