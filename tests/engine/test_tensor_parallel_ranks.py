@@ -164,7 +164,7 @@ async def test_a_rank_that_dies_takes_the_engine_with_it(folder: Path) -> None:
 
 
 async def test_a_rank_that_hangs_ends_the_step_after_a_while(folder: Path) -> None:
-    executor, rank = with_new_rank(folder, rank_timeout_seconds=1.0)
+    executor, rank = with_new_rank(folder, rank_timeout_seconds=3.0)
     rank.suspend()
     with pytest.raises(EngineLost, match="Timed out"):
         await step(executor, [driven([1, 2, 3])])

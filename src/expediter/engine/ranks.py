@@ -155,7 +155,7 @@ class Ranks:
         except Exception as error:
             # A dead rank shows first as a broken connection.
             self._has_failed.wait(REASON_SECONDS)
-            self._lose(EngineLost(f"the ranks could not finish a step together: {error}"))
+            self._lose(EngineLost(f"the ranks do not work together any more: {error}"))
             assert self._failure is not None
             raise self._failure from error
 
