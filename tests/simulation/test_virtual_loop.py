@@ -1,6 +1,7 @@
 """Time that passes only by waiting."""
 
 import asyncio
+import contextvars
 import time
 
 import pytest
@@ -115,3 +116,46 @@ def test_threads_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="thread"):
         run_virtual(main())
+
+
+def test_a_task_keeps_what_it_set_in_its_context_and_others_do_not_see_it() -> None:
+    name = contextvars.ContextVar("name", default="nobody")
+    seen: list[str] = []
+
+    async def work(own: str) -> None:
+        name.set(own)
+        await asyncio.sleep(1)
+        await asyncio.sleep(0)
+        seen.append(name.get())
+
+    async def main() -> None:
+        await asyncio.gather(work("a"), work("b"))
+        asyncio.get_running_loop().call_later(1, lambda: seen.append(name.get()))
+        await asyncio.sleep(2)
+
+    run_virtual(main())
+    assert seen == ["a", "b", "nobody"]
+
+
+def test_calls_can_be_cancelled_and_one_that_fails_is_reported_and_stops_nobody() -> None:
+    called: list[str] = []
+    reported: list[object] = []
+
+    def fail() -> None:
+        raise ValueError("here")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, report: reported.append(report["exception"]))
+        timer = loop.call_at(3.0, called.append, "late")
+        assert (timer.when(), timer.cancelled()) == (3.0, False)
+        timer.cancel()
+        assert timer.cancelled()
+        loop.call_soon(called.append, "dropped").cancel()
+        loop.call_soon(fail)
+        loop.call_soon_threadsafe(called.append, "soon")
+        await asyncio.sleep(5)
+
+    run_virtual(main())
+    assert called == ["soon"]
+    assert [str(error) for error in reported] == ["here"]

@@ -105,11 +105,12 @@ class PrefixIndex:
             return
         now = self._clock()
         worker.assumed.expire(now)
-        marks, held = prompt.marks(worker.block_size, chain=self._chain), worker.table.held
-        if held and marks and not prompt.is_text:
-            last = prompt.known_keys(worker.block_size, chain=self._chain)[-1]
-            if held.get(last, 0) & worker.bit:
+        held = worker.table.held
+        if held and not prompt.is_text:
+            keys = prompt.known_keys(worker.block_size, chain=self._chain)
+            if keys and held.get(keys[-1], 0) & worker.bit:
                 return
+        marks = prompt.marks(worker.block_size, chain=self._chain)
         worker.assumed.of(prompt).put(
             marks,
             sizes=prompt.grid(worker.block_size).sizes(len(marks)),

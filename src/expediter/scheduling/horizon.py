@@ -53,13 +53,13 @@ def advance(
     for state in states:
         if not state.is_running:
             continue
-        sequence, num_computed = state.sequence, state.num_computed_tokens
-        state.num_computed_tokens = num_tokens = num_computed + num_steps
+        sequence, num_tokens = state.sequence, state.num_computed_tokens + num_steps
+        state.num_computed_tokens = num_tokens
         if sequence.token_ids:
             sequence.append(result.tokens[state.request.request_id])
         else:
             sequence.num_tokens += num_steps
-        if num_tokens // block_size > num_computed // block_size:
+        if num_tokens % block_size < num_steps:  # a block has become full
             has_slots = kv_cache.allocate_slots(sequence, num_tokens)
             assert has_slots, "these steps were said to be safe"
             kv_cache.publish(sequence, num_tokens)

@@ -99,10 +99,10 @@ class RequestState:
         """What its sink gets for its newest `tokens`."""
         assert self.num_cached_tokens is not None, "tokens before admission"
         return RequestOutput(
-            request_id=self.request_id,
+            request_id=self.request.request_id,
             tokens=tokens,
             num_cached_tokens=self.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens,
+            num_output_tokens=self.sequence.num_tokens - self.num_prompt_tokens,
             finish_reason=finish_reason,
             stop_token_id=tokens[-1].token_id if finish_reason is FinishReason.STOP else None,
             scheduled_time=self.scheduled_time,

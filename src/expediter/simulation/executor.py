@@ -68,7 +68,7 @@ class SimulatedExecutor:
         num_steps = jump.num_steps
         self.num_steps += num_steps
         self.num_jumps += 1
-        self.busy_seconds += jump.seconds(num_steps)
+        self.busy_seconds += jump.duration
         if work.chunks:
             self.num_prompt_tokens += work.num_prompt_tokens
         return ModelOutput(tokens=_same_tokens(num_steps), num_steps=num_steps)
@@ -103,28 +103,37 @@ class SimulatedExecutor:
 class _Jump:
     """Steps slept through as one; `ended` is done when the last of `num_steps` is."""
 
-    __slots__ = ("_first", "_growth", "_loop", "_started", "ended", "num_steps", "timer")
+    __slots__ = (
+        "_first",
+        "_growth",
+        "_loop",
+        "_started",
+        "duration",
+        "ended",
+        "num_steps",
+        "timer",
+    )
 
     def __init__(self, first: float, *, growth: float, num_steps: int) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._first = first
         self._growth = growth
-        self._started = self._loop.time()
-        self.num_steps = num_steps
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self.timer = self._wake_up()
+        self._started = loop.time()
+        self.ended: asyncio.Future[None] = asyncio.Future(loop=loop)
+        self._run(num_steps)
 
-    def seconds(self, num_steps: int) -> float:
-        """How long the first `num_steps` take."""
-        return num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
+    def _run(self, num_steps: int) -> None:
+        """End after so many."""
+        self.num_steps = num_steps
+        self.duration = num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
+        self.timer = self._loop.call_at(self._started + self.duration, _finish, self.ended)
 
     def cut(self) -> None:
         """End with the step that is running now."""
         num_steps = self._running_step()
         if num_steps < self.num_steps:
-            self.num_steps = num_steps
             self.timer.cancel()
-            self.timer = self._wake_up()
+            self._run(num_steps)
 
     def _running_step(self) -> int:
         """1 for the first: the least k whose `seconds` are not over yet."""
@@ -135,10 +144,6 @@ class _Jump:
         half = self._first - self._growth / 2
         root = math.sqrt(max(0.0, half * half + 2 * self._growth * elapsed))
         return min(self.num_steps, max(1, math.ceil(2 * elapsed / (half + root))))
-
-    def _wake_up(self) -> asyncio.TimerHandle:
-        due = self._started + self.seconds(self.num_steps)
-        return self._loop.call_at(due, _finish, self.ended)
 
 
 class _SameTokens(dict[RequestId, list[SampledToken]]):

@@ -89,9 +89,9 @@ class GridCost:
 
     def seconds(self, work: StepWork) -> float:
         """See `CostModel`."""
-        if not work.chunks and work.num_decodes:
-            mean = work.num_context_tokens / work.num_decodes
-            return self._decode.line(work.num_decodes).at(mean) * MS
+        num_decodes = work.num_decodes
+        if num_decodes and not work.chunks:
+            return self._decode.line(num_decodes).at(work.num_context_tokens / num_decodes) * MS
         prefill = self._prefill_ms(work) if work.chunks else 0.0
         decode = 0.0
         if work.num_decodes:

@@ -13,9 +13,12 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
+
+import msgspec
 
 from expediter.errors import SimulationStalled
 
@@ -26,32 +29,25 @@ MAX_CALLS_AT_ONE_INSTANT = 10_000_000
 NUM_TASKS_NAMED = 8
 
 
-class _Call(asyncio.TimerHandle):
+class _Call(msgspec.Struct, eq=False, weakref=True):
     """A handle that costs no more than it must: there are a dozen for every request."""
 
-    __slots__ = ()
-
-    _repr = None
-    _source_traceback = None
-    _scheduled = False
-
-    def __init__(  # the base's does more
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        self._when = when
-        self._callback = callback
-        self._args = args
-        self._context = contextvars.copy_context() if context is None else context
-        self._cancelled = False
+    when_due: float
+    callback: Callable[..., object] | None  # None if it was cancelled
+    args: tuple[object, ...]
+    context: contextvars.Context
 
     def cancel(self) -> None:
         """See `asyncio.Handle`; it stays in its queue until its turn."""
-        self._cancelled = True
-        self._callback, self._args = _nothing, ()
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        """See `asyncio.Handle`."""
+        return self.callback is None
+
+    def when(self) -> float:
+        """See `asyncio.TimerHandle`."""
+        return self.when_due
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
@@ -81,9 +77,19 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """As in asyncio; of calls at the same time, the first asked for is the first made."""
-        call = _Call(when, callback, args, context)
+        call: Any = _Call(when, callback, args, copy_context() if context is None else context)
         heappush(self._timers, (when, next(self._serial), call))
-        return call
+        return call  # type: ignore[no-any-return]  # what a handle has, and is no subclass
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As in asyncio."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_soon(
         self,
@@ -92,9 +98,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         """As in asyncio, without its checks."""
-        call = _Call(0.0, callback, args, context)
+        call: Any = _Call(0.0, callback, args, copy_context() if context is None else context)
         self._ready.append(call)
-        return call
+        return call  # type: ignore[no-any-return]
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """The same: there are no threads."""
+        return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
         """Refused: a thread takes real time."""
@@ -109,9 +124,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 ready.append(heappop(timers)[2])
             while ready and not self._stopping:
                 call = ready.popleft()
-                if not call._cancelled:
+                callback = call.callback
+                if callback is not None:
                     try:
-                        call._context.run(call._callback, *call._args)
+                        call.context.run(callback, *call.args)
                     except (SystemExit, KeyboardInterrupt):
                         raise
                     except BaseException as error:
@@ -132,7 +148,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _pass_time(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].callback is None:
             heappop(timers)
         if not timers:
             raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
@@ -158,10 +174,6 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end on a clock that jumps; all its tasks are cancelled then."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
-
-
-def _nothing() -> None:
-    """What a call is that was cancelled: it holds on to nobody."""
 
 
 def _describe(task: asyncio.Task[Any]) -> str:
