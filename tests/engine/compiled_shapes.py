@@ -15,7 +15,7 @@ from expediter.transfer.layout import KVLayout
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
-NUM_BLOCKS = 64
+NUM_LAYERS, NUM_BLOCKS = 2, 64
 SHAPES = {
     "grouped heads": Tiny(head_size=32, num_heads=6, num_kv_heads=2),
     "one KV head, more heads than registers": Tiny(head_size=64, num_heads=9, num_kv_heads=1),
@@ -34,7 +34,7 @@ def config_of(tiny: Tiny, folder: Path) -> ModelConfig:
 
 def layout_of(config: ModelConfig, *, block_size: int = 16) -> KVLayout:
     return KVLayout(
-        num_layers=1,
+        num_layers=NUM_LAYERS,
         num_kv_heads=config.num_kv_heads,
         num_blocks=NUM_BLOCKS,
         block_size=block_size,

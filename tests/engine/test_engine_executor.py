@@ -97,12 +97,16 @@ async def test_closing_waits_for_the_step_under_way(tmp_path: Path) -> None:
     assert len((await step).tokens) == 1
 
 
+def piece(*, kv: int, head: int, block: int) -> int:
+    """The same row in every layer's view."""
+    return (block * LAYOUT.num_layers * 2 + kv) * LAYOUT.num_kv_heads + head
+
+
 def test_the_pool_is_where_its_layout_says() -> None:
     store = KVStore(LAYOUT, dtype=torch.float32, device=CPU)
     base = store.pieces[0].data_ptr()
-    pieces = torch.stack(store.pieces).view(*LAYOUT.shape)
-    assert pieces.numel() * 4 == LAYOUT.num_bytes
-    row = (1 * LAYOUT.num_kv_heads + 2) * LAYOUT.num_blocks + 3
+    assert store.pieces[0].view(*LAYOUT.shape).numel() * 4 == LAYOUT.num_bytes
+    row = piece(kv=1, head=2, block=3)
     expected = LAYOUT.offset(layer=1, kv=1, head=2, block=3)
     assert store.pieces[1][row].data_ptr() - base == expected
     assert store.slots[1][row * LAYOUT.block_size].data_ptr() - base == expected
@@ -124,7 +128,7 @@ def test_another_process_maps_the_pool_and_nothing_outlives_it() -> None:
     store = KVStore(LAYOUT, dtype=torch.float32, device=CPU)
     assert store.memory is not None
     path = store.memory.path
-    row = (LAYOUT.num_kv_heads + 1) * LAYOUT.num_blocks + 2
+    row = piece(kv=1, head=1, block=2)
     store.pieces[1][row] = torch.arange(32.0)
     offset = LAYOUT.offset(layer=1, kv=1, head=1, block=2)
     read = subprocess.run(

@@ -5,7 +5,15 @@ import random
 
 import pytest
 import torch
-from compiled_shapes import NUM_BLOCKS, SHAPES, Shapes, all_shapes, block_size_of, needs_kernels
+from compiled_shapes import (
+    NUM_BLOCKS,
+    NUM_LAYERS,
+    SHAPES,
+    Shapes,
+    all_shapes,
+    block_size_of,
+    needs_kernels,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +29,14 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Shapes:
 
 def pool_of(config: ModelConfig, block_size: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, config.num_kv_heads, NUM_BLOCKS, block_size, config.head_size)
+    shape = (NUM_BLOCKS, NUM_LAYERS, 2, config.num_kv_heads, block_size, config.head_size)
     return torch.randn(shape, generator=generator).bfloat16()
+
+
+def last_layer(pool: torch.Tensor) -> torch.Tensor:
+    """Its pieces, as a store has them."""
+    first = pool[0, -1]
+    return pool.view(-1)[first.storage_offset() :].view(-1, first[0, 0].numel())
 
 
 def scattered_tables(lengths: list[int], block_size: int, seed: int) -> list[list[int]]:
@@ -49,8 +63,8 @@ def exact_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
 
 
 def used(pool: torch.Tensor, table: list[int], length: int) -> torch.Tensor:
-    """Keys and values [2, KV head, slot, element]."""
-    return pool[:, :, table].flatten(2, 3)[:, :, :length]
+    """The last layer's keys and values [2, KV head, slot, element]."""
+    return pool[table, -1].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]
 
 
 def queries(config: ModelConfig, num_requests: int, seed: int) -> torch.Tensor:
@@ -82,10 +96,11 @@ def test_attention_over_scattered_blocks_is_dense_attention(
     spoilt = torch.full_like(pool, math.nan)
     for table, length in zip(tables, lengths, strict=True):
         for slot in range(length):
-            place = (table[slot // block_size], slot % block_size)
-            spoilt[:, :, *place] = pool[:, :, *place]
+            block, inside = divmod(slot, block_size)
+            place = (table[block], -1, slice(None), slice(None), inside)
+            spoilt[place] = pool[place]
     decodes = decodes_of(kernels, tables, lengths)
-    found = decodes.attend(query, spoilt.view(-1, block_size * config.head_size))
+    found = decodes.attend(query, last_layer(spoilt))
     torch.testing.assert_close(found.double(), torch.stack(expected), atol=0.02, rtol=0.02)
 
 
@@ -95,7 +110,7 @@ def test_attention_depends_on_no_stranger_and_no_number_of_threads(shapes: Shape
     lengths = [300, 1, 17, 256, 257]
     pool, tables = pool_of(config, 16, 1), scattered_tables(lengths, 16, 1)
     query = queries(config, len(lengths), 1)
-    pieces = pool.view(-1, 16 * config.head_size)
+    pieces = last_layer(pool)
     together = decodes_of(kernels, tables, lengths).attend(query, pieces)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

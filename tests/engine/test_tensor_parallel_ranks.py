@@ -66,7 +66,7 @@ def driven(token_ids: list[int], *, first_block: int = 0, chunk_size: int = 1000
 
 def heads_of(memory: PoolMemory, layout: KVLayout) -> np.ndarray:
     """A pool by layer, K or V, head, block, slot and element."""
-    return memory.array.view(np.float32).reshape(layout.shape)
+    return memory.array.view(np.float32).reshape(layout.shape).transpose(1, 2, 3, 0, 4, 5)
 
 
 async def test_the_tokens_are_those_of_one_process(

@@ -45,13 +45,10 @@ def shards(tp_size: int, *, num_blocks: int, total: int) -> list[KVLayout]:
 
 
 def whole(layouts: list[KVLayout], pools: list[Bytes]) -> Bytes:
-    """The oracle: [layer, kv, head, block, bytes], gathered from all ranks piece by piece."""
-    first = layouts[0]
-    gathered = np.zeros(
-        (first.num_layers, 2, first.total_kv_heads, first.num_blocks, first.piece_bytes), np.uint8
-    )
+    """The oracle: [block, layer, kv, head, bytes], gathered from all ranks piece by piece."""
+    gathered = np.zeros(whole_shape(layouts[0]), np.uint8)
     for index in np.ndindex(gathered.shape[:-1]):
-        layer, kv, head, block = map(int, index)
+        block, layer, kv, head = map(int, index)
         for shard, pool in zip(layouts, pools, strict=True):
             if head in shard.heads:
                 start = shard.offset(layer=layer, kv=kv, head=head - shard.heads[0], block=block)
@@ -59,13 +56,14 @@ def whole(layouts: list[KVLayout], pools: list[Bytes]) -> Bytes:
     return gathered
 
 
+def whole_shape(layout: KVLayout) -> tuple[int, ...]:
+    return (layout.num_blocks, layout.num_layers, 2, layout.total_kv_heads, layout.piece_bytes)
+
+
 def filled(layouts: list[KVLayout], seed: int) -> list[Bytes]:
     """Pools in which ranks that hold the same head hold the same bytes."""
-    first = layouts[0]
-    rng = np.random.default_rng(seed)
-    shape = (first.num_layers, 2, first.total_kv_heads, first.num_blocks, first.piece_bytes)
-    content = rng.integers(0, 256, shape, np.uint8)
-    return [content[:, :, shard.heads.start : shard.heads.stop].ravel() for shard in layouts]
+    content = np.random.default_rng(seed).integers(0, 256, whole_shape(layouts[0]), np.uint8)
+    return [content[:, :, :, shard.heads.start : shard.heads.stop].ravel() for shard in layouts]
 
 
 @st.composite
@@ -91,9 +89,7 @@ def test_any_split_reads_any_other(split: tuple[int, int, int], data: st.DataObj
     expected = whole(targets, ours)
     given_kv = whole(sources, theirs)
     for one, other in zip(source_blocks, target_blocks, strict=True):
-        expected[layers.start : layers.stop, :, :, other] = given_kv[
-            layers.start : layers.stop, :, :, one
-        ]
+        expected[other, layers.start : layers.stop] = given_kv[one, layers.start : layers.stop]
     for target, pool in zip(targets, ours, strict=True):
         for index, heads in shards_for(target, sources):
             plan = copy_plan(
@@ -115,7 +111,8 @@ def test_a_prompt_in_neighbouring_blocks_is_one_slice_in_either_direction() -> N
     rising = copy_plan(pool, pool, source_blocks=[1, 2, 3], target_blocks=[0, 1, 2])
     falling = copy_plan(pool, pool, source_blocks=[3, 2, 1], target_blocks=[0, 1, 2])
     assert [len(rising), len(falling)] == [1, 1]
-    assert rising[0].num_bytes == 3 * pool.piece_bytes
+    assert rising[0].num_bytes == 3 * pool.block_bytes
+    assert falling[0].num_bytes == pool.block_bytes
     everything = copy_plan(pool, pool, source_blocks=range(6), target_blocks=range(6))
     assert [piece.num_bytes for piece in everything] == [pool.num_bytes]
 

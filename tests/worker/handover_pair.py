@@ -34,18 +34,23 @@ class PoolStore:
     """Slot to state, kept in every layer and twice; layers that disagree hold junk."""
 
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
-        shape = (layout.num_layers, 2, layout.num_blocks * layout.block_size)
-        self._slots = memory.array.view(np.int64).reshape(shape)
+        self._block_size = layout.block_size
+        pool = memory.array.view(np.int64).reshape(layout.shape)
+        self._slots = pool[:, :, :, 0, :, 0]  # [block, layer, key or value, slot]
 
     def __getitem__(self, slot: int) -> int:
-        copies = set(self._slots[:, :, slot].ravel().tolist())
+        block, offset = divmod(slot, self._block_size)
+        copies = set(self._slots[block, ..., offset].ravel().tolist())
         return int(copies.pop()) if len(copies) == 1 else JUNK
 
     def __setitem__(self, slot: int, state: int) -> None:
-        self._slots[:, :, slot] = state
+        block, offset = divmod(slot, self._block_size)
+        self._slots[block, ..., offset] = state
 
     def write(self, layer: int, states: dict[int, int]) -> None:
-        self._slots[layer][:, list(states)] = list(states.values())
+        for slot, state in states.items():
+            block, offset = divmod(slot, self._block_size)
+            self._slots[block, layer, :, offset] = state
 
     def clear(self) -> None:
         del self._slots

@@ -45,7 +45,7 @@ def ranks(size: int) -> Iterator[list[SlowTransport]]:
 def heads_of(transports: list[SlowTransport]) -> np.ndarray:
     """All heads of a worker: layer, K or V, head, block, slot."""
     parts = [each._memory.array.view(np.int64).reshape(each.layout.shape) for each in transports]
-    return np.concatenate(parts, 2)[..., 0]
+    return np.concatenate(parts, 3)[..., 0].transpose(1, 2, 3, 0, 4)
 
 
 @asynccontextmanager

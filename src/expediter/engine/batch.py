@@ -106,9 +106,10 @@ class BatchBuilder:
         self._dtype = dtype
         self._device = device
         self._attention = attention
-        runs = torch.arange(2 * layout.num_kv_heads)
-        self._run_pieces = (runs * layout.num_blocks).view(2, 1, -1, 1)
-        self._run_slots = runs * (layout.num_blocks * layout.block_size)
+        pieces = torch.arange(2 * layout.num_kv_heads)
+        self._pieces_per_block = layout.num_layers * len(pieces)
+        self._piece_in_layer = pieces.view(2, 1, -1, 1)
+        self._slot_in_layer = pieces * layout.block_size
 
     def build(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
         """The step's tensors; chunks keep no order, `sampling` says whose rows are whose."""
@@ -133,12 +134,13 @@ class BatchBuilder:
 
     def _slots(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
         size = self._layout.block_size
+        slots_per_block = self._pieces_per_block * size
         slots = [
-            chunk.block_ids[position // size] * size + position % size
+            chunk.block_ids[position // size] * slots_per_block + position % size
             for chunk in chunks
             for position in _positions(chunk)
         ]
-        return self._on_device(torch.tensor(slots)[:, None] + self._run_slots)
+        return self._on_device(torch.tensor(slots)[:, None] + self._slot_in_layer)
 
     def _paged(self, chunks: Sequence[ScheduledChunk]) -> PagedDecodes | None:
         if self._attention is None or not chunks:
@@ -189,7 +191,7 @@ class BatchBuilder:
 
     def _pieces(self, table: torch.Tensor) -> torch.Tensor:
         """[request, block] ids to pool rows, ordered K or V, request, head, block."""
-        pieces = self._run_pieces + table[None, :, None, :]
+        pieces = self._piece_in_layer + table[None, :, None, :] * self._pieces_per_block
         return self._on_device(pieces.flatten())
 
     def _num_blocks(self, chunk: ScheduledChunk) -> int:

@@ -1,9 +1,11 @@
-"""Where keys and values live: one flat pool of blocks, every (layer, K or V, head) its own run.
+"""Where keys and values live: one flat pool of blocks, each with all its layers.
 
-Axes, outermost first: layer, key or value, KV head, block, slot, head element. Two facts
-follow. One head of one block is contiguous (block_size x head_size elements), so another
-process can copy it with one call. And a whole layer is one matrix whose rows are such pieces,
-so collecting a request's keys and values is one `index_select`.
+Axes, outermost first: block, layer, key or value, KV head, slot, head element. Two facts
+follow. A block is contiguous over all layers, so another process can copy it in one run. And
+one head of one layer of a block is a row of block_size x head_size elements at the same distance
+from the next block's in every layer. So each layer sees a matrix of rows, which begins with its
+own first row, and the same row numbers mean the same blocks in all of them: collecting a
+request's keys and values is one `index_select`.
 
 On CPU the pool is memory that other processes of the user may map (`transfer/memory.py`).
 """
@@ -30,9 +32,10 @@ class KVStore:
             pool = torch.frombuffer(self.memory.buffer, dtype=dtype)
         else:
             pool = torch.zeros(layout.num_bytes // layout.element_bytes, dtype=dtype, device=device)
-        runs = 2 * layout.num_kv_heads * layout.num_blocks
-        self.pieces = list(pool.view(layout.num_layers, runs, -1))
-        self.slots = list(pool.view(layout.num_layers, runs * layout.block_size, -1))
+        width = 2 * layout.num_kv_heads * layout.block_size * layout.head_size
+        starts = [pool[layer * width :] for layer in range(layout.num_layers)]
+        self.pieces = [start.view(-1, layout.block_size * layout.head_size) for start in starts]
+        self.slots = [start.view(-1, layout.head_size) for start in starts]
 
     def close(self) -> None:
         """Let go of the memory; nothing may be read or written afterwards."""

@@ -191,5 +191,5 @@ def _namespace(checkpoint: Checkpoint, *, dtype_name: str, max_model_len: int) -
         model=checkpoint.config.name,
         revision=checkpoint.fingerprint,
         dtype=dtype_name,
-        layout=f"layer,kv,head,block,slot,element{stretch}",
+        layout=f"block,layer,kv,head,slot,element{stretch}",
     )

@@ -1,9 +1,8 @@
 """Which bytes of one pool go where in another: strided slices, whoever copies them.
 
-Blocks of one prompt are mostly neighbours, ascending or (after a pool has been used for a while)
-descending. Each run of neighbours is one slice, whatever the number of layers and heads, because
-those only repeat it at a fixed distance. With equally split pools and one run, a hand-over of a
-whole prompt is a single slice.
+A block is one run of bytes over all its layers and heads, if both pools hold the same heads. Of
+some layers or heads it is a few runs at fixed distances. Blocks of one prompt are often
+neighbours, and each stretch of neighbours, rising or falling, is one slice.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,14 +75,14 @@ def copy_plan(
     if not (common and layers):
         return []
     from_head, to_head = common[0] - source.heads[0], common[0] - target.heads[0]
-    piece = source.piece_bytes
     axes = _axes(source, target, counts=(len(layers), 2, len(common)))
+    there, here = source.block_bytes, target.block_bytes
     return [
         _merged(
             source.offset(layer=layers[0], kv=0, head=from_head, block=run.source),
             target.offset(layer=layers[0], kv=0, head=to_head, block=run.target),
-            piece,
-            axes=(*axes, Axis(run.num_blocks, run.source_step * piece, run.target_step * piece)),
+            source.piece_bytes,
+            axes=(Axis(run.num_blocks, run.source_step * there, run.target_step * here), *axes),
         )
         for run in runs
     ]
@@ -178,7 +177,7 @@ def _axes(source: KVLayout, target: KVLayout, *, counts: tuple[int, int, int]) -
 
 
 def _stride(layout: KVLayout, num_rows: int) -> int:
-    return num_rows * layout.num_blocks * layout.piece_bytes
+    return num_rows * layout.piece_bytes
 
 
 def _overlap(first: range, second: range) -> range:

@@ -1,7 +1,8 @@
 """Where a block's bytes lie in a pool, and which of them go where in another.
 
-A pool's axes, outermost first: layer, key or value, KV head, block, slot, head element. One head
-of one block is contiguous (a piece), and so are the pieces of neighbouring blocks. A worker that
+A pool's axes, outermost first: block, layer, key or value, KV head, slot, head element. One head
+of one layer of one block is contiguous (a piece); so is all of a block, whatever the layers, and
+so are neighbouring blocks. A worker that
 splits the model over several processes has a pool in each, with some of the heads; pools of
 differently split workers hold the same pieces, only grouped otherwise. So a copy between any two
 pools is a list of strided slices, and nothing but arithmetic.
@@ -76,12 +77,12 @@ class KVLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        """Layer, key or value, KV head, block, slot, element."""
+        """Block, layer, key or value, KV head, slot, element."""
         return (
+            self.num_blocks,
             self.num_layers,
             2,
             self.num_kv_heads,
-            self.num_blocks,
             self.block_size,
             self.head_size,
         )
@@ -103,8 +104,8 @@ class KVLayout:
 
     def offset(self, *, layer: int, kv: int, head: int, block: int) -> int:
         """Where a piece starts, in bytes; `kv` is 0 for keys and 1 for values."""
-        run = (layer * 2 + kv) * self.num_kv_heads + head
-        return (run * self.num_blocks + block) * self.piece_bytes
+        piece = ((block * self.num_layers + layer) * 2 + kv) * self.num_kv_heads + head
+        return piece * self.piece_bytes
 
 
 def check_compatible(source: KVLayout, target: KVLayout) -> None:

@@ -31,8 +31,8 @@ TILE = 16  # slots whose scores make one vector
 PARAMETERS = (
     "ptr %query",  # bfloat16 [request, KV head, query of it, element], scaled
     "i64 %query_stride",  # bytes from one request's to the next one's
-    "ptr %pool",  # bfloat16 [K or V, KV head, block, slot, element]
-    "i64 %run_bytes",  # of one head's keys
+    "ptr %pool",  # bfloat16 [block, layer, K or V, KV head, slot, element], from this layer on
+    "i64 %run_bytes",  # of one head's keys in a block
     "ptr %tables",  # i64 [request, block]
     "i64 %table_width",
     "ptr %lengths",  # i64 [request]: tokens of context, this one included
@@ -48,8 +48,9 @@ _ACCUMULATORS = 16  # vectors that stay in registers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a kernel is made for."""
+    """What a kernel is made for; the layers are those of a block."""
 
+    num_layers: int
     num_kv_heads: int
     num_shared: int
     head_size: int
@@ -59,6 +60,11 @@ class Shape:
     def is_served(self) -> bool:
         """Whether elements and slots come in whole vectors."""
         return self.head_size % (2 * LANES) == 0 and self.block_size % TILE == 0
+
+    @property
+    def slots_per_block(self) -> int:
+        """From a slot to the same one of the next block."""
+        return self.num_layers * 2 * self.num_kv_heads * self.block_size
 
     @property
     def record_floats(self) -> int:
@@ -193,7 +199,7 @@ class Span:
         emitter, shape = self.emitter, self.shape
         index, inside = emitter.split(slot, str(shape.block_size))
         block = emitter.load("i64", emitter.at(self.table, index, "i64"), align=8)
-        line = emitter.add(emitter.mul(block, str(shape.block_size)), inside)
+        line = emitter.add(emitter.mul(block, str(shape.slots_per_block)), inside)
         return emitter.at(run, emitter.mul(line, str(2 * shape.head_size)))
 
     def _seen(self, slot: str) -> str:

@@ -60,6 +60,7 @@ def _compiled(config: ModelConfig, shape: attention.Shape, *, others: Operations
 
 def _attention_shape(config: ModelConfig, layout: KVLayout) -> attention.Shape:
     return attention.Shape(
+        num_layers=layout.num_layers,
         num_kv_heads=config.num_kv_heads,
         num_shared=config.num_queries_per_kv,
         head_size=config.head_size,

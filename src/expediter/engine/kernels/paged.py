@@ -35,7 +35,7 @@ class PagedAttention:
             query.data_ptr(),
             query.stride(0) * query.element_size(),
             pieces.data_ptr(),
-            pieces.nbytes // (2 * self._shape.num_kv_heads),
+            pieces.shape[1] * pieces.element_size(),
             decodes.tables.data_ptr(),
             decodes.tables.shape[1],
             decodes.lengths.data_ptr(),
