@@ -168,7 +168,7 @@ class Bench:
                 figures[contender.name] |= self._measure(contender, load)
         for name in figures:
             if name != "direct":
-                for column in set(ADDED) & set(figures["direct"]):
+                for column in set(ADDED) & set(figures["direct"]) & set(figures[name]):
                     figures[name][column] -= figures["direct"][column]
         self.rounds.append(dict(figures))
 
@@ -185,7 +185,7 @@ class Bench:
             out = json.loads(subprocess.check_output(command, timeout=60))
         if out["errs"] or out["bad"]:
             sys.stderr.write(f"{contender.name}, {load.name}: {out['errs']} errors, {out['bad']}\n")
-        return load.read(out, seconds)
+        return load.read(out, seconds) if out["done"] else {}
 
     @contextmanager
     def _beside(self, contender: Contender, load: Load, seconds: float) -> Iterator[None]:
@@ -203,11 +203,12 @@ class Bench:
             process.wait(60)
 
     def medians(self) -> dict[str, Figures]:
-        """Each contender's median by column."""
+        """Each contender's median by column, over the rounds in which it completed anything."""
         return {
             name: {
-                column: statistics.median(r[name][column] for r in self.rounds)
-                for column in self.rounds[0][name]
+                column: statistics.median(r[name][column] for r in self.rounds if column in r[name])
+                for column in COLUMNS
+                if any(column in r[name] for r in self.rounds)
             }
             for name in self.rounds[0]
         }
@@ -218,19 +219,17 @@ class Bench:
         for ours, rivals in RIVALS.items():
             for theirs in rivals:
                 if ours in self.rounds[0] and theirs in self.rounds[0]:
-                    found[f"{ours} / {theirs}"] = {
-                        column: statistics.median(
-                            _times_better(column, r[ours], r[theirs]) for r in self.rounds
-                        )
-                        for column in (*RATES, *COSTS)
-                        if column in self.rounds[0][ours]
-                    }
+                    found[f"{ours} / {theirs}"] = self._ratios(ours, theirs)
         return found
 
-
-def _times_better(column: str, ours: Figures, theirs: Figures) -> float:
-    one, other = (theirs, ours) if column in COSTS else (ours, theirs)
-    return one[column] / other[column]
+    def _ratios(self, ours: str, theirs: str) -> Figures:
+        found = {}
+        for column in (*RATES, *COSTS):
+            one, other = (theirs, ours) if column in COSTS else (ours, theirs)
+            both = [r for r in self.rounds if column in r[one] and column in r[other]]
+            if both:
+                found[column] = statistics.median(r[one][column] / r[other][column] for r in both)
+        return found
 
 
 def build(sources: Path, folder: Path) -> tuple[Path, Path]:

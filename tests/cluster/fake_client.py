@@ -30,6 +30,7 @@ class FakeExchange:
     failure: ClusterError | None = None
     gate: asyncio.Event | None = None
     is_empty: bool = False
+    is_complete: bool = False
 
     async def ended(self) -> None:
         if self.gate is not None:

@@ -33,6 +33,9 @@ class CircuitBreaker:
 
     Other requests may begin between the two: the second leg of a pair is sent long after it was
     placed.
+
+    While it `is_closed`, a request's ticket is the `period`, and to `begin`, be `answered` and have
+    `ended` change nothing: then a caller in a hurry need not say so.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class CircuitBreaker:
         self._open_seconds = open_seconds
         self._max_open_seconds = max(open_seconds, max_open_seconds)
         self._clock = clock
-        self._period = Ticket(0)
+        self.period = Ticket(0)
         self._pause = open_seconds
         self._opens_at = 0.0  # when the next probe may pass
         self._has_probe = False
@@ -69,23 +72,23 @@ class CircuitBreaker:
         One that was let through and begins later, when there is a probe already, tells nothing.
         """
         if self.is_closed:
-            return self._period
+            return self.period
         if self._has_probe:
             return _OF_NO_PERIOD
         self._has_probe = True
         self._change()
-        return self._period
+        return self.period
 
     def answered(self, ticket: Ticket) -> Ticket:
         """The answer has begun, which is all that is asked of a probe. Returns the new ticket."""
-        if ticket == self._period and not self.is_closed:
+        if ticket == self.period and not self.is_closed:
             self._close()
-            return self._period
+            return self.period
         return ticket
 
     def succeeded(self, ticket: Ticket) -> None:
         """The answer is complete."""
-        if ticket != self._period:
+        if ticket != self.period:
             return
         self.num_failures = 0
         if not self.is_closed:
@@ -93,7 +96,7 @@ class CircuitBreaker:
 
     def failed(self, ticket: Ticket) -> None:
         """The worker failed the request."""
-        if ticket != self._period:
+        if ticket != self.period:
             return
         if not self.is_closed:
             self._open(min(2 * self._pause, self._max_open_seconds))
@@ -104,7 +107,7 @@ class CircuitBreaker:
 
     def ended(self, ticket: Ticket) -> None:
         """The request is over. If nothing was said of a probe, its client left: free its place."""
-        if ticket == self._period and not self.is_closed:
+        if ticket == self.period and not self.is_closed:
             self._has_probe = False
             self._change()
 
@@ -126,4 +129,4 @@ class CircuitBreaker:
         self.num_failures = 0
 
     def _change(self) -> None:
-        self._period = Ticket(self._period + 1)
+        self.period = Ticket(self.period + 1)

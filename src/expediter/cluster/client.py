@@ -115,6 +115,11 @@ class Exchange(Protocol):
         """Whether the answer is over already and there was nothing in it."""
         ...
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the answer is in the sink already: then there is no end to wait for."""
+        ...
+
     async def ended(self) -> None:
         """Returns after the sink's `end`; raises WorkerLost or WorkerSilent if it never comes."""
         ...

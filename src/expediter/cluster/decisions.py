@@ -1,6 +1,6 @@
 """What was decided, and what came of it: the record that `/decisions` and metrics read."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -122,15 +122,17 @@ class DecisionLog:
         self.num_pairs = 0
         self.num_fallbacks: Counter[str] = Counter()  # requests that should have been pairs
         self.transfers = TransferTally()
-        self.workers: dict[WorkerId, WorkerTally] = {}
+        self.workers: defaultdict[WorkerId, WorkerTally] = defaultdict(WorkerTally)
 
     def add(self, decision: Decision) -> None:
         """A request was placed."""
         self.recent.append(decision)
         self.num_by_reason[decision.reason] += 1
-        self.num_pairs += decision.prefill_worker_id is not None
-        self.num_retries += decision.num_tries > 1
-        self._tally(decision.worker_id).num_requests += 1
+        if decision.prefill_worker_id is not None:
+            self.num_pairs += 1
+        if decision.num_tries > 1:
+            self.num_retries += 1
+        self.workers[decision.worker_id].num_requests += 1
 
     def first_byte(self, decision: Decision, *, status: int, now: float) -> None:
         """Its worker began to answer."""
@@ -140,13 +142,13 @@ class DecisionLog:
     def failed(self, decision: Decision, error: str) -> None:
         """Its worker did not answer, or not to the end."""
         decision.error = error
-        self._tally(decision.worker_id).num_failures += 1
+        self.workers[decision.worker_id].num_failures += 1
 
     def prefilled(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Its prefill worker said how much of the prompt was cached there."""
         assert decision.prefill_worker_id is not None
         decision.prefill_cached_tokens = cached_tokens
-        tally = self._tally(decision.prefill_worker_id)
+        tally = self.workers[decision.prefill_worker_id]
         tally.prompt_tokens += prompt_tokens
         tally.predicted_cached_tokens += decision.prefill_matched_tokens
         tally.actual_cached_tokens += cached_tokens
@@ -166,13 +168,7 @@ class DecisionLog:
     def answered(self, decision: Decision, *, prompt_tokens: int, cached_tokens: int) -> None:
         """Its worker said how much of the prompt was cached."""
         decision.cached_tokens = cached_tokens
-        tally = self._tally(decision.worker_id)
+        tally = self.workers[decision.worker_id]
         tally.prompt_tokens += prompt_tokens
         tally.predicted_cached_tokens += decision.matched_tokens
         tally.actual_cached_tokens += cached_tokens
-
-    def _tally(self, worker_id: WorkerId) -> WorkerTally:
-        tally = self.workers.get(worker_id)
-        if tally is None:
-            tally = self.workers[worker_id] = WorkerTally()
-        return tally

@@ -10,12 +10,12 @@ client's to deal with; but those that a broken worker gives to everybody count a
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 from expediter.clock import Clock
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
 from expediter.cluster.decisions import FETCH_FAILED, LEASE_OVER, Decision, DecisionLog
-from expediter.cluster.handed import Handed, PrefillRefused
+from expediter.cluster.errand import in_task
+from expediter.cluster.handed import Fetching, Handed, PrefillRefused
 from expediter.cluster.handover import Splitting
 from expediter.cluster.leg import Legs
 from expediter.cluster.membership import Membership
@@ -32,14 +32,12 @@ from expediter.errors import (
     WorkerSilent,
     WorkerUnavailable,
 )
+from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Finished, FirstToken, Learner
 from expediter.routing.outstanding import OutstandingWork
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prefix_index import PrefixIndex
 from expediter.routing.view import RoutedRequest
-
-if TYPE_CHECKING:
-    from expediter.load import WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ class Dispatcher:
     @property
     def uses_prefixes(self) -> bool:
         """Whether requests are placed by their prompts."""
-        return self._policy.uses_prefixes or self._placement.splits
+        return self._policy.uses_prefixes or self._membership.has_roles
 
     def use(self, policy: RoutingPolicy, config: RoutingConfig) -> None:
         """Place by this policy from now on; what runs is not moved."""
@@ -100,31 +98,22 @@ class Dispatcher:
         Raises WorkerUnavailable, WorkerLost or WorkerSilent. If the sink was started, part of
         an answer has gone out; otherwise nothing has.
         """
-        tried: set[WorkerId] = set()
+        tried: tuple[WorkerId, ...] = ()
         failure: WorkerLost | None = None
         self._retries.earn()
         while True:
-            candidates = self._placement.candidates(request)
-            if tried:
-                candidates = [m for m in candidates if m.worker_id not in tried]
-            if not candidates:
-                self.log.num_unplaced += 1
-                raise failure or WorkerUnavailable("no worker is ready")
-            if failure is not None and not self._retries.take():
-                self.log.num_retries_refused += 1
-                raise WorkerUnavailable(f"too many requests fail to try again: {failure}")
-            placed = self._placement.place(request, forwarded, candidates)
+            placed = self._place(request, forwarded, tried, failure)
             decision = self._decide(request, placed, num_tries=len(tried) + 1)
             try:
                 if placed.source is None:
-                    await self._serve(request, decision, Handed(forwarded), sink)
+                    await self._serve(request, decision, forwarded, sink)
                 else:
                     pair = Pair(request, decision, forwarded, placed.source)
-                    await self._serve_pair(pair, sink)
+                    await in_task(self._serve_pair(pair, sink))
             except WorkerLost as error:
                 if decision.status is not None:
                     raise
-                tried.add(decision.lost_worker_id)
+                tried = (*tried, decision.lost_worker_id)
                 failure = error
             else:
                 return decision
@@ -134,6 +123,25 @@ class Dispatcher:
         if model is None:
             return None
         return model if self._membership.is_adapter(model) else None
+
+    def _place(
+        self,
+        request: RoutedRequest,
+        forwarded: ForwardedRequest,
+        tried: tuple[WorkerId, ...],
+        failure: WorkerLost | None,
+    ) -> Placed:
+        """Raises WorkerUnavailable if there is nobody left, or too many requests fail already."""
+        candidates = self._placement.candidates(request)
+        if tried:
+            candidates = [m for m in candidates if m.worker_id not in tried]
+        if not candidates:
+            self.log.num_unplaced += 1
+            raise failure or WorkerUnavailable("no worker is ready")
+        if failure is not None and not self._retries.take():
+            self.log.num_retries_refused += 1
+            raise WorkerUnavailable(f"too many requests fail to try again: {failure}")
+        return self._placement.place(request, forwarded, candidates)
 
     def _decide(self, request: RoutedRequest, placed: Placed, *, num_tries: int) -> Decision:
         choice, prefill = placed.choice, placed.prefill
@@ -167,7 +175,7 @@ class Dispatcher:
                 except TransferError as error:
                     is_over = isinstance(error, LeaseExpired)
                     self.log.fell_back(decision, LEASE_OVER if is_over else FETCH_FAILED)
-                    await self._serve(request, decision, Handed(pair.forwarded), sink)
+                    await self._serve(request, decision, pair.forwarded, sink)
         except PrefillRefused as refused:
             sink.placed(decision)
             self.log.first_byte(decision, status=refused.answer.status, now=self._clock())
@@ -177,44 +185,57 @@ class Dispatcher:
         self, request: RoutedRequest, decision: Decision, handed: Handed, sink: ResponseSink
     ) -> None:
         """One try at the worker that answers."""
-        num_held = request.num_tokens if decision.is_pair else decision.matched_tokens
-        leg_at = self._legs.open(
+        num_new = 0 if decision.is_pair else decision.num_tokens - decision.matched_tokens
+        leg = self._legs.open(
             self._membership.members[decision.worker_id],
             request,
-            prefill_tokens=request.num_tokens - num_held,
+            prefill_tokens=num_new,
             max_output_tokens=request.max_output_tokens,
         )
         try:
-            with leg_at as leg:
-                sink.placed(decision)
-                status = await handed.send(leg, sink)
-                self.log.first_byte(decision, status=status, now=self._clock())
-                if status < 300:
-                    self._teach(FirstToken, request)
-                await leg.ended()
+            sink.placed(decision)
+            if isinstance(handed, Fetching):
+                exchange = await handed.send(leg, sink)
+            else:
+                exchange = await leg.member.client.send(handed, sink)
+            status = leg.began(exchange)
+            self.log.first_byte(decision, status=status, now=self._clock())
+            if status < 300 and self._learner is not None:
+                self._learner.observe(FirstToken(request_id=request.request_id))
+            if not exchange.is_complete:
+                await exchange.ended()
+            leg.succeeded(exchange)
+            if status < 300:
                 self._answered(request, decision, sink.usage())
         except (WorkerLost, WorkerSilent) as error:
+            leg.failed(error)
             self.log.failed(decision, error.kind)
             raise
         finally:
-            if not decision.is_answered:
-                self._teach(Failed, request)
+            leg.close()
+            if self._learner is not None and not decision.is_answered:
+                self._learner.observe(Failed(request_id=request.request_id))
 
     def _answered(self, request: RoutedRequest, decision: Decision, usage: Usage | None) -> None:
-        """The answer is complete; an error is one too, but nothing to learn from."""
-        if decision.status is None or decision.status >= 300:
-            return
+        """The answer is complete, and not an error, of which there would be nothing to learn."""
         decision.is_answered = True
         if usage is not None:
             decision.prompt_tokens = usage.prompt_tokens
             decision.output_tokens = usage.output_tokens
-        self._record(request, decision)
-        if usage is not None and usage.transfer is not None:
-            self.log.transferred(decision, usage.transfer)
-        # What another worker sent counts as cached too, which says nothing of what was known.
-        is_comparable = decision.prefill_worker_id is None
-        if is_comparable and usage is not None and usage.cached_tokens is not None:
-            self._compare(decision, usage.prompt_tokens, usage.cached_tokens)
+            if usage.transfer is not None:
+                self.log.transferred(decision, usage.transfer)
+            # What another worker sent counts as cached too, which says nothing of what was known.
+            if usage.cached_tokens is not None and decision.prefill_worker_id is None:
+                self._compare(decision, usage.prompt_tokens, usage.cached_tokens)
+        num_prompt_tokens = decision.prompt_tokens or decision.num_tokens
+        if num_prompt_tokens:  # what has no body is no traffic
+            self.traffic.add(
+                request.prompt,
+                arrived_at=decision.placed_at,
+                num_prompt_tokens=num_prompt_tokens,
+                # one of unknown length is as long as it may be
+                num_output_tokens=decision.output_tokens or request.max_output_tokens or 1,
+            )
         if self._learner is not None:
             self._learner.observe(
                 Finished(
@@ -222,17 +243,6 @@ class Dispatcher:
                     cached_tokens=usage.cached_tokens if usage is not None else None,
                     output_tokens=usage.output_tokens if usage is not None else None,
                 )
-            )
-
-    def _record(self, request: RoutedRequest, decision: Decision) -> None:
-        """An answer of unknown length is as long as it may be; what has no body is no traffic."""
-        num_prompt_tokens = decision.prompt_tokens or request.num_tokens
-        if num_prompt_tokens:
-            self.traffic.add(
-                request.prompt,
-                arrived_at=decision.placed_at,
-                num_prompt_tokens=num_prompt_tokens,
-                num_output_tokens=decision.output_tokens or request.max_output_tokens or 1,
             )
 
     def _compare(self, decision: Decision, prompt_tokens: int, cached_tokens: int) -> None:
@@ -245,8 +255,3 @@ class Dispatcher:
                 "%s has much less cached than was known of it: learnt anew", decision.worker_id
             )
             self._membership.relearn(decision.worker_id)
-
-    def _teach(self, event: type[FirstToken | Failed], request: RoutedRequest) -> None:
-        """Tell a policy that learns; others cost nothing here."""
-        if self._learner is not None:
-            self._learner.observe(event(request_id=request.request_id))

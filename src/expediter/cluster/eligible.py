@@ -13,18 +13,17 @@ LoadOf = Callable[[Member], float]
 
 
 def eligible(
-    ready: Sequence[Member], model: str | None, *, load: LoadOf, slack_tokens: float
+    serving: Sequence[Member], model: str, *, load: LoadOf, slack_tokens: float
 ) -> Sequence[Member]:
-    """Workers for a request; all of them, if none says it serves the model: theirs to refuse.
+    """Of workers that serve a model those that may get a request for it.
 
-    `slack_tokens` is how much more work a worker with the adapter may have.
+    If none says that it serves the model, all of them: theirs to refuse. `slack_tokens` is how
+    much more work a worker with the adapter may have.
     """
-    if model is None:
-        return ready
-    serving = [member for member in ready if model in member.models]
     if not serving:
-        return ready
-    if serving[0].models[model].parent is None:
+        return serving
+    card = serving[0].models.get(model)
+    if card is None or card.parent is None:
         return serving
     having = [m for m in serving if m.load is not None and model in m.load.adapters]
     if not having or len(having) == len(serving):

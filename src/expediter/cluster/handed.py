@@ -4,6 +4,7 @@ import asyncio
 
 from expediter.cluster.client import (
     BodyKind,
+    Exchange,
     ForwardedRequest,
     Header,
     Inflow,
@@ -18,43 +19,39 @@ from expediter.errors import ClusterError, LeaseExpired, TransferError
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Handed:
-    """A request that goes to a worker as it is."""
-
-    def __init__(self, forwarded: ForwardedRequest) -> None:
-        self.forwarded = forwarded
-
-    async def send(self, leg: Leg, sink: ResponseSink) -> int:
-        """As `Leg.send`."""
-        return await leg.send(self.forwarded, sink)
-
-
-class Fetching(Handed):
-    """One that names blocks of another worker, which are kept for it only for some time.
+class Fetching:
+    """A request that names blocks of another worker, which are kept for it only for some time.
 
     Its answer must begin within `seconds`. None is for answers that come in one piece: when they
     begin tells nothing.
     """
 
     def __init__(self, forwarded: ForwardedRequest, *, seconds: float | None) -> None:
-        super().__init__(forwarded)
+        self._forwarded = forwarded
         self._seconds = seconds
 
-    async def send(self, leg: Leg, sink: ResponseSink) -> int:
-        """Raises TransferError, with the sink untouched, if the worker could not or did not fetch.
+    async def send(self, leg: Leg, sink: ResponseSink) -> Exchange:
+        """As WorkerClient's `send`; raises TransferError, with the sink untouched, where the worker
+        could not or did not fetch.
 
         After the time the blocks may hold something else, and no worker would notice.
         """
         guard = _Guard(sink)
         try:
             async with asyncio.timeout(self._seconds):
-                status = await leg.send(self.forwarded, guard)
+                exchange = await leg.member.client.send(self._forwarded, guard)
         except TimeoutError:
             raise LeaseExpired(f"no answer within {self._seconds} s") from None
         if guard.is_shut:
-            await leg.ended()
-            raise TransferError(f"the worker that was to fetch answered {status}")
-        return status
+            leg.began(exchange)
+            await exchange.ended()
+            leg.succeeded(exchange)
+            raise TransferError(f"the worker that was to fetch answered {exchange.status}")
+        return exchange
+
+
+Handed = ForwardedRequest | Fetching
+"""What a decode worker gets: a request as it is, or one that fetches."""
 
 
 class Collected:

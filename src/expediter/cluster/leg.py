@@ -5,13 +5,16 @@ work, its circuit breaker, its health, what it is taken to have cached afterward
 """
 
 import logging
-from typing import Self
 
-from expediter.cluster.client import Exchange, ForwardedRequest, ResponseSink
+import msgspec
+
+from expediter.cluster.breaker import Ticket
+from expediter.cluster.client import Exchange
 from expediter.cluster.membership import Member, Membership
 from expediter.errors import ClusterError, WorkerLost, WorkerSilent
 from expediter.routing.outstanding import OutstandingWork, Work
 from expediter.routing.prefix_index import PrefixIndex
+from expediter.routing.prompt import Prompt
 from expediter.routing.view import RoutedRequest
 
 logger = logging.getLogger(__name__)
@@ -25,58 +28,55 @@ NO_FAULT = frozenset({501, 503})
 """5xx that say nothing against a worker: it cannot do this, or has no room for it now."""
 
 
-class Leg:
-    """Within a `with`: `send`, then `ended`. A worker that is lost or silent is suspected."""
+class Leg(msgspec.Struct, eq=False):
+    """Say when the answer `began`, and that it `succeeded` or `failed`; `close` it in any case."""
 
-    _exchange: Exchange | None = None
+    legs: "Legs"
+    member: Member
+    request: RoutedRequest
+    work: Work
+    ticket: Ticket
 
-    def __init__(self, legs: "Legs", member: Member, request: RoutedRequest, work: Work) -> None:
-        self._legs = legs
-        self._member = member
-        self._request = request
-        self._work = work
-        self.ticket = member.begin()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        member = self._member
-        if isinstance(error, WorkerLost | WorkerSilent):
-            name = self._request.request_id
-            logger.warning("%s failed request %s: %s", member.worker_id, name, error)
-            member.breaker.failed(self.ticket)
-            self._legs.suspect(member, error)
-        member.breaker.ended(self.ticket)
-        member.end()
-        self._legs.work.finish(self._work)
-
-    async def send(self, forwarded: ForwardedRequest, sink: ResponseSink) -> int:
-        """Returns the status at the first byte of the answer; raises as WorkerClient's `send`."""
-        member = self._member
-        self._exchange = exchange = await member.client.send(forwarded, sink)
-        status = exchange.status
-        self._legs.work.prefilled(self._work)
+    def began(self, exchange: Exchange) -> int:
+        """The first byte of the answer is there, with this status."""
+        member, request, status = self.member, self.request, exchange.status
+        if not exchange.is_complete:  # else all of its work is about to be taken off
+            self.legs.work.prefilled(self.work)
+        breaker = member.breaker
         if status >= 500 and status not in NO_FAULT:
-            member.breaker.failed(self.ticket)
+            breaker.failed(self.ticket)
         else:
-            self.ticket = member.breaker.answered(self.ticket)
-        if status < 300 and not exchange.is_empty:
-            self._legs.assume(member, self._request)
+            if not breaker.is_closed:
+                self.ticket = breaker.answered(self.ticket)
+            if request.prompt is not None and status < 300 and not exchange.is_empty:
+                self.legs.assume(member, request.prompt)
         return status
 
-    async def ended(self) -> None:
-        """Returns when the answer is complete; raises as Exchange's `ended`."""
-        assert self._exchange is not None, "only after `send`"
-        await self._exchange.ended()
-        if self._exchange.status < 500:
-            self._member.breaker.succeeded(self.ticket)
+    def succeeded(self, exchange: Exchange) -> None:
+        """The answer is complete."""
+        breaker = self.member.breaker
+        if exchange.status < 500 and (breaker.num_failures or not breaker.is_closed):
+            breaker.succeeded(self.ticket)
+
+    def failed(self, error: WorkerLost | WorkerSilent) -> None:
+        """Its worker is suspected."""
+        member = self.member
+        name = self.request.request_id
+        logger.warning("%s failed request %s: %s", member.worker_id, name, error)
+        member.breaker.failed(self.ticket)
+        self.legs.suspect(member, error)
+
+    def close(self) -> None:
+        """It is over, one way or another."""
+        member = self.member
+        if not member.breaker.is_closed:
+            member.breaker.ended(self.ticket)
+        member.end()
+        self.legs.work.finish(self.work)
 
 
 class Legs:
-    """Opens legs, and closes each however it ends."""
+    """Opens legs; what they share."""
 
     def __init__(
         self, *, membership: Membership, index: PrefixIndex, work: OutstandingWork
@@ -94,20 +94,18 @@ class Legs:
         prefill_tokens: int,
         max_output_tokens: int | None,
     ) -> Leg:
-        """A leg, which has begun: it must be used in a `with` at once."""
+        """A leg, which has begun."""
         work = self.work.start(
             member.worker_id, prefill_tokens=prefill_tokens, max_output_tokens=max_output_tokens
         )
-        return Leg(self, member, request, work)
+        return Leg(self, member, request, work, member.begin())
 
     def suspect(self, member: Member, error: ClusterError) -> None:
         """The worker failed a request."""
         self._membership.suspect(member.worker_id, error)
 
-    def assume(self, member: Member, request: RoutedRequest) -> None:
+    def assume(self, member: Member, prompt: Prompt) -> None:
         """The worker answered, so it has the prompt's blocks."""
-        if request.prompt is None:
-            return
-        is_confirmed = member.publishes_events and not request.prompt.is_text
+        is_confirmed = member.publishes_events and not prompt.is_text
         seconds = CONFIRM_SECONDS if is_confirmed else self.assumed_seconds
-        self._index.assume(member.worker_id, request.prompt, seconds=seconds)
+        self._index.assume(member.worker_id, prompt, seconds=seconds)

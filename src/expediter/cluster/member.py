@@ -15,6 +15,7 @@ from expediter.cluster.handover import KVPeer
 from expediter.cluster.worker_metrics import ReportedLoad
 from expediter.config import WorkerEndpoint
 from expediter.load import WorkerId, WorkerRole
+from expediter.routing.view import WorkerView
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class Member:
     endpoint: WorkerEndpoint
     client: WorkerClient
     breaker: CircuitBreaker
-    role: WorkerRole = WorkerRole.BOTH
+    unloaded: WorkerView  # what a policy sees that has no use for loads
+    role: WorkerRole = WorkerRole.BOTH  # changed by `Membership.assign`
     peer: KVPeer = field(default_factory=KVPeer)  # how its KV is fetched
     health: WorkerStatus = WorkerStatus.STARTING
     is_draining: bool = False
@@ -84,7 +86,7 @@ class Member:
     num_failures: int = 0  # health checks in a row
     num_successes: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    is_idle: asyncio.Event | None = None  # where somebody waits for it
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     removal: asyncio.Task[None] | None = None
 
@@ -113,23 +115,24 @@ class Member:
     def begin(self) -> Ticket:
         """A request is about to be sent; the ticket is its breaker's."""
         self.num_in_flight += 1
-        self.is_idle.clear()
-        return self.breaker.begin()
+        return self.breaker.period if self.breaker.is_closed else self.breaker.begin()
 
     def end(self) -> None:
         """The request is over, one way or another."""
         self.num_in_flight -= 1
-        if self.num_in_flight == 0:
+        if self.is_idle is not None and not self.num_in_flight:
             self.is_idle.set()
 
     async def idle(self, seconds: float) -> bool:
         """Returns once no request from here is left, or at the end of the time: False."""
-        if self.num_in_flight:
-            try:
-                async with asyncio.timeout(seconds):
+        try:
+            async with asyncio.timeout(seconds):
+                while self.num_in_flight:
+                    self.is_idle = self.is_idle or asyncio.Event()
+                    self.is_idle.clear()
                     await self.is_idle.wait()
-            except TimeoutError:
-                return False
+        except TimeoutError:
+            return False
         return True
 
 

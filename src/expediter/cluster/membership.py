@@ -21,9 +21,10 @@ from expediter.cluster.member import Member, Model, Subscriber, WorkerStatus
 from expediter.cluster.watch import Subscribe, Watch
 from expediter.config import HealthConfig, WorkerEndpoint
 from expediter.errors import ClusterError, ConfigError
-from expediter.load import WorkerId
+from expediter.load import WorkerId, WorkerRole
 from expediter.routing.feedback import Learner
 from expediter.routing.prefix_index import PrefixIndex
+from expediter.routing.view import WorkerView
 
 __all__ = ["Member", "Membership", "Model", "Subscribe", "Subscriber", "WorkerStatus"]
 
@@ -56,6 +57,7 @@ class Membership:
         self._load = LoadPoll(self._config, clock=clock, learnt=self._health.tell_added)
         self._tasks: asyncio.TaskGroup | None = None
         self.members: dict[WorkerId, Member] = {}
+        self.has_roles = False  # whether anybody plays less than both
 
     @property
     def relearn_answers(self) -> int:
@@ -107,9 +109,11 @@ class Membership:
             endpoint=endpoint,
             client=self._connect(endpoint),
             breaker=breaker,
+            unloaded=WorkerView(worker_id=worker_id),
             role=endpoint.role,
         )
         self.members[worker_id] = member
+        self._see_roles()
         self._index.add_worker(worker_id)
         self._watch(member)
         return member
@@ -153,6 +157,7 @@ class Membership:
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker and close its connections; requests that run there are lost."""
         member = self.members.pop(worker_id)
+        self._see_roles()
         for task in member.tasks:
             task.cancel()
         if member.removal is not None and member.removal is not asyncio.current_task():
@@ -162,6 +167,11 @@ class Membership:
         self._index.remove_worker(worker_id)
         self._health.tell_removed(member)
 
+    def assign(self, member: Member, role: WorkerRole) -> None:
+        """From now on it plays this role."""
+        member.role = role
+        self._see_roles()
+
     def ready(self) -> list[Member]:
         """The workers that may get requests now."""
         return [
@@ -169,6 +179,17 @@ class Membership:
             for m in self.members.values()
             if m.health is _UP and not m.is_draining and (m.breaker.is_closed or m.breaker.allows())
         ]
+
+    def serving(self, model: str) -> list[Member]:
+        """Of these the ones that say they serve the model; all of them, if none does."""
+        return [
+            m
+            for m in self.members.values()
+            if model in m.models
+            and m.health is _UP
+            and not m.is_draining
+            and (m.breaker.is_closed or m.breaker.allows())
+        ] or self.ready()
 
     def is_adapter(self, model: str) -> bool:
         """Whether workers say that the model is an adapter of another."""
@@ -189,6 +210,9 @@ class Membership:
         member = self.members.get(worker_id)
         if member is not None:
             self._health.relearn(member)
+
+    def _see_roles(self) -> None:
+        self.has_roles = any(m.role is not WorkerRole.BOTH for m in self.members.values())
 
     def _watch(self, member: Member) -> None:
         if self._tasks is not None:

@@ -79,7 +79,7 @@ class Pairs:
         try:
             async with asyncio.TaskGroup() as tasks:
                 task = tasks.create_task(self._beside(pair, forwarded))
-                yield Handed(decode)
+                yield decode
                 await asyncio.wait((task,), timeout=DRAIN_SECONDS)
                 task.cancel()
         except BaseExceptionGroup as group:
@@ -91,13 +91,13 @@ class Pairs:
         answer = await self._prefill(pair, forwarded)
         if answer is None or answer.status >= 500:
             self._log.fell_back(pair.decision, "prefill-failed")
-            return Handed(pair.forwarded)
+            return pair.forwarded
         if answer.status >= 300:
             raise PrefillRefused(answer)
         params = self._bodies.params_of(answer.body)
         if params is None:
             self._log.fell_back(pair.decision, "nothing-to-fetch")
-            return Handed(pair.forwarded)
+            return pair.forwarded
         decode = self._bodies.decode_leg(pair.forwarded, params)
         is_streamed = self._bodies.is_streamed(pair.forwarded)
         return Fetching(decode, seconds=self._lease_seconds if is_streamed else None)
@@ -152,14 +152,17 @@ class Pairs:
             max_output_tokens=1,
         )
         try:
-            with leg as opened:
-                await opened.send(forwarded, answer)
-                await opened.ended()
+            exchange = await pair.source.client.send(forwarded, answer)
+            leg.began(exchange)
+            await exchange.ended()
+            leg.succeeded(exchange)
             is_computed = answer.status < 300
         except (WorkerLost, WorkerSilent) as error:
+            leg.failed(error)
             decision.prefill_error = error.kind
             return None
         finally:
+            leg.close()
             self._policy.end(request.request_id, is_computed=is_computed)
         decision.prefill_seconds = self._clock() - began_at
         usage = self._bodies.usage_of(answer.body) if is_computed else None

@@ -71,5 +71,5 @@ class Rebalancer:
                 member.is_draining = member.removal is not None
         if member.status is WorkerStatus.UP:
             logger.info("%s changes from %s to %s", member.worker_id, member.role, change.role)
-            member.role = change.role
+            self._membership.assign(member, change.role)
             self.num_changes += 1

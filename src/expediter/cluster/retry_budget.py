@@ -22,7 +22,8 @@ class RetryBudget:
 
     def earn(self) -> None:
         """A request came."""
-        self._tokens = min(self._burst, self._tokens + self._fraction)
+        if self._tokens < self._burst:  # as it seldom is
+            self._tokens = min(self._burst, self._tokens + self._fraction)
 
     def take(self) -> bool:
         """Whether one more retry may go out; if so it is paid for."""

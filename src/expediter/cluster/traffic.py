@@ -57,11 +57,11 @@ class TrafficLog:
         num_output_tokens: int,
     ) -> None:
         """A request was answered. Without a prompt it shares nothing with any other."""
-        keys = prompt.named_every(BLOCK_TOKENS) if prompt is not None else ()
-        self._recent.append(
-            TracedRequest(arrived_at, num_prompt_tokens, num_output_tokens, tuple(keys))
-        )
-        self._num_blocks += len(keys)
+        keys: tuple[BlockKey, ...] = ()
+        if prompt is not None:
+            keys = tuple(prompt.named_every(BLOCK_TOKENS))
+            self._num_blocks += len(keys)
+        self._recent.append(TracedRequest(arrived_at, num_prompt_tokens, num_output_tokens, keys))
         while len(self._recent) > self._capacity or self._num_blocks > self._max_blocks:
             self._num_blocks -= len(self._recent.popleft().keys)
 

@@ -40,6 +40,10 @@ class Endpoints:
         operators = self._operators if shows else dict.fromkeys(self._operators, _elsewhere)
         self._paths = self._everybodys | operators
 
+    def has(self, path: bytes) -> bool:
+        """Whether the path is one of these."""
+        return path in self._paths
+
     def reply(self, request: HttpRequest) -> Reply | None:
         """The answer, or None if the path is not one of these."""
         answer = self._paths.get(request.path)

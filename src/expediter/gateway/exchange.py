@@ -1,13 +1,15 @@
 """One request on one connection to a worker, and the answer as it passes through.
 
 Bytes go from `data_received` straight into the sink. The head is kept back until the first byte
-of the body, so that a worker that dies in between can still be replaced by another. Coroutines
-are woken twice: at the first byte and at the end.
+of the body, so that a worker that dies in between can still be replaced by another. Whoever waits
+goes on twice, at the first byte and at the end; once, if the answer comes in one piece.
 """
 
 import asyncio
 
+from expediter.clock import Clock
 from expediter.cluster.client import BodyKind, ResponseHead, ResponseSink
+from expediter.cluster.errand import Pause
 from expediter.errors import ClusterError, WorkerDeclined, WorkerLost
 from expediter.gateway.declined import declines, may_decline
 from expediter.gateway.framing import BadFraming, Body, ChunkedBody, LengthBody, UntilCloseBody
@@ -18,17 +20,19 @@ MAX_HEAD_BYTES = 256 * 1024
 _LENGTH, _CHUNKED, _UNTIL_CLOSE = BodyKind.LENGTH, BodyKind.CHUNKED, BodyKind.UNTIL_CLOSE
 
 
-class HttpExchange:
-    """Reads one answer; the connection feeds it and asks whether it is over."""
+class HttpExchange(Pause):
+    """Reads one answer. The connection feeds it, and ends the pause when there is `has_news`."""
 
     _buffer = b""
     _head: ResponseHead | None = None
     _body: Body | None = None
-    _end: asyncio.Future[None] | None = None
     _error: ClusterError | None = None
+    status = 0  # the answer's, once the first byte has come
     has_received = False
     has_started = False
+    has_news = False  # the first byte has come
     is_over = False
+    is_complete = False  # and not broken off
     is_paused = False
     keeps_connection = False
 
@@ -37,21 +41,14 @@ class HttpExchange:
         transport: asyncio.Transport,
         sink: ResponseSink,
         *,
-        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
         is_head_request: bool,
     ) -> None:
-        self._loop = loop
+        self._clock = clock
         self._transport = transport
         self._sink = sink
         self._is_head_request = is_head_request
-        self._first_byte: asyncio.Future[None] = loop.create_future()
-        self.last_activity = loop.time()
-
-    @property
-    def status(self) -> int:
-        """The answer's status; there is one once the first byte has come."""
-        assert self._head is not None
-        return self._head.status
+        self.last_activity = clock()
 
     @property
     def is_empty(self) -> bool:
@@ -65,37 +62,35 @@ class HttpExchange:
         """Whether a chunk may follow what the sink got."""
         return self._body is not None and self._body.is_between_chunks
 
-    async def first_byte(self) -> None:
-        """Returns when the sink is started. A caller that is cancelled gives the request up."""
-        try:
-            await self._first_byte
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-
     async def ended(self) -> None:
         """Returns when the answer is complete; raises what broke it off."""
         if not self.is_over:
-            self._end = self._loop.create_future()
-            try:
-                await self._end
-            except asyncio.CancelledError:
-                self.abort()
-                raise
+            await self
+        self.check()
+
+    def check(self) -> None:
+        """Raises what broke it off, if anything did."""
         if self._error is not None:
             raise self._error
 
+    @property
+    def was_stale(self) -> bool:
+        """Whether the worker had closed the connection before it saw the request."""
+        return isinstance(self._error, WorkerLost) and not self.has_received
+
     def feed(self, data: bytes) -> None:
         """Some bytes from the worker."""
-        self.last_activity = self._loop.time()
+        self.has_received = True
         try:
-            if self._body is not None:
-                self._pass_on(data)
-            else:
+            if self._body is None:
                 self._feed_head(data)
+            else:
+                self._pass_on(data)
         except (BadHead, BadFraming) as error:
             self.fail(WorkerLost(f"the worker's answer is not valid HTTP: {error}"))
             self.abort()
+        if not self.is_over:
+            self.last_activity = self._clock()
 
     def feed_eof(self) -> None:
         """The connection is gone, which ends the answer one way or another."""
@@ -113,13 +108,11 @@ class HttpExchange:
             return
         self.is_over = True
         self._error = error
-        if not self._first_byte.done():
-            self._first_byte.set_exception(error)
-        elif self._end is not None and not self._end.done():
-            self._end.set_result(None)
 
     def abort(self) -> None:
         """Give the request up: the worker notices by its connection."""
+        if self.is_complete:
+            return  # the connection is free already, and may serve another
         self.is_over = True
         self.keeps_connection = False
         self._transport.abort()
@@ -134,35 +127,32 @@ class HttpExchange:
         """Let the worker go on."""
         if self.is_paused:
             self.is_paused = False
-            self.last_activity = self._loop.time()
+            self.last_activity = self._clock()
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def _feed_head(self, data: bytes) -> None:
         """Collect the head, or wait for the first byte after it."""
-        self.has_received = True
-        if self._head is None:
-            self._buffer += data
-            data = self._read_head()
         head = self._head
-        if head is not None and (data or self._head_is_all()):
-            if may_decline(head):
+        if head is None:
+            data = self._read_head(self._buffer + data if self._buffer else data)
+            head = self._head
+            if head is None:
+                return
+        if head.status == 503 and may_decline(head):
+            if data:
                 self._feed_refusal(data, head.length)
-            elif head.body is _LENGTH and head.length == len(data):
-                self._pass_on_whole(head, data)
-            else:
-                self._start()
-                self._pass_on(data)
-
-    def _pass_on_whole(self, head: ResponseHead, data: bytes) -> None:
-        """The answer is all there at once, as most are that are no streams."""
-        self._sink.start(head, self)
-        self.has_started = True
-        if data:
-            self._sink.write(data)
-        self._finish()
-        if not self._first_byte.done():
-            self._first_byte.set_result(None)
+        elif head.body is _LENGTH and head.length == len(data):
+            # All there at once, as most answers are that are no streams.
+            sink = self._sink
+            sink.start(head, self)
+            self.has_started = self.is_over = self.is_complete = True
+            if data:
+                sink.write(data)
+            sink.end()
+        elif data or head.body is BodyKind.NONE:
+            self._start()
+            self._pass_on(data)
 
     def _feed_refusal(self, data: bytes, length: int) -> None:
         """Collect a short 503's body, which says whether another worker may have the request."""
@@ -177,28 +167,22 @@ class HttpExchange:
             self._start()
             self._pass_on(body)
 
-    def _read_head(self) -> bytes:
+    def _read_head(self, data: bytes) -> bytes:
         """Parse the head if it is there; returns what follows it."""
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head, keeps = parse_response_head(
-                self._buffer[:end], is_head_request=self._is_head_request
-            )
-            self._buffer = self._buffer[end + 4 :]
-            if head.status == 101:
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            head, keeps = parse_response_head(data[:end], self._is_head_request)
+            data = data[end + 4 :]
+            status = head.status
+            if status >= 200:
+                self._head, self.status, self.keeps_connection = head, status, keeps
+                self._buffer = b""
+                return data
+            if status == 101:
                 raise BadHead("the worker switched protocols")
-            if head.status >= 200:
-                self._head, self.keeps_connection = head, keeps
-                rest, self._buffer = self._buffer, b""
-                return rest
-        if len(self._buffer) > MAX_HEAD_BYTES:
+        self._buffer = data
+        if len(data) > MAX_HEAD_BYTES:
             raise BadHead("the head is too long")
         return b""
-
-    def _head_is_all(self) -> bool:
-        assert self._head is not None
-        return self._head.body is BodyKind.NONE or (
-            self._head.body is _LENGTH and self._head.length == 0
-        )
 
     def _start(self) -> None:
         """Open the sink, once."""
@@ -213,9 +197,7 @@ class HttpExchange:
             self._body = UntilCloseBody()
         else:
             self._body = LengthBody(head.length)
-        self.has_started = True
-        if not self._first_byte.done():
-            self._first_byte.set_result(None)
+        self.has_started = self.has_news = True
 
     def _pass_on(self, data: bytes) -> None:
         body = self._body
@@ -228,7 +210,5 @@ class HttpExchange:
             self._finish()
 
     def _finish(self) -> None:
-        self.is_over = True
+        self.is_over = self.is_complete = True
         self._sink.end()
-        if self._end is not None and not self._end.done():
-            self._end.set_result(None)

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from expediter.clock import Clock
 from expediter.cluster.client import ForwardedRequest
@@ -21,7 +23,7 @@ from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.forwarded import forwarded_lines
 from expediter.gateway.limits import Lease
 from expediter.gateway.observations import Observations
-from expediter.gateway.openai import GENERATE, read_fields
+from expediter.gateway.openai import GENERATE, Fields, read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
 from expediter.gateway.request import HttpRequest
@@ -29,10 +31,10 @@ from expediter.gateway.server import ClientConnection
 from expediter.gateway.session import session_of
 from expediter.gateway.sink import ClientSink
 from expediter.gateway.story import ABORTED, Story
-from expediter.gateway.talkative import TalkativeSink, take_down
+from expediter.gateway.talkative import TalkativeSink
 from expediter.gateway.tenants import Tenancy, refusal_reply
 from expediter.gateway.transfer import require_no_transfer
-from expediter.routing.prompt import BYTES_PER_TOKEN
+from expediter.routing.prompt import BYTES_PER_TOKEN, Prompt
 from expediter.routing.view import RoutedRequest
 
 logger = logging.getLogger(__name__)
@@ -70,16 +72,21 @@ class RequestHandler:
         self._id_prefix = uuid.uuid4().hex[:20].encode()
         self._num_named = 0
 
-    async def __call__(self, request: HttpRequest, connection: ClientConnection) -> None:
+    def __call__(
+        self, request: HttpRequest, connection: ClientConnection
+    ) -> Coroutine[Any, Any, None]:
         """Serve one request; a cancelled call has given up at the worker too."""
         path = request.path
+        if not self._endpoints.has(path) and (path.startswith(b"/v1/") or self._is_forwarded(path)):
+            return self._serve(request, connection)
+        return self._reply(request, connection)
+
+    async def _reply(self, request: HttpRequest, connection: ClientConnection) -> None:
+        """Answer it here."""
         reply = self._endpoints.reply(request)
         if reply is None:
-            if path.startswith(b"/v1/") or self._is_forwarded(path):
-                await self._serve(request, connection)
-                return
             reply = error_reply(404, "there is nothing at this path")
-        elif self.tenancy is not None and path.startswith(b"/v1/"):
+        elif self.tenancy is not None and request.path.startswith(b"/v1/"):
             try:
                 self.tenancy.check(request)
             except RequestError as error:
@@ -99,92 +106,109 @@ class RequestHandler:
             arrived_at=self._clock(),
             request_id=self._request_id(request),
         )
+        lease = sink = None
         try:
-            if self.tenancy is None:
-                await self._forward(story, connection)
-            else:
-                with self.tenancy.admit(request) as lease:
-                    story.tenant_id = lease.tenant_id
-                    await self._forward(story, connection, lease)
-        except RequestError as error:
-            story.status, story.error = error.status, error.kind
-            self._observations.refusals[error.kind] += 1
-            _write(_named(refusal_reply(error), story), request, connection)
+            if self.tenancy is not None:
+                lease = self.tenancy.admit(request)
+                story.tenant_id = lease.tenant_id
+            fields = self._fields(request)
+            prompt = None
+            if fields is not None and self._dispatcher.uses_prefixes:
+                lora_name = self._dispatcher.adapter(fields.model)
+                prompt = await self._prompts.read(request.path, fields, lora_name=lora_name)
+            story.routed = self._routed(story, fields, prompt)
+            if lease is not None:
+                lease.reserve(story.routed.num_tokens, story.routed.max_output_tokens)
+            sink = self._sink(story, connection)
+            forwarded = ForwardedRequest(
+                method=request.method,
+                target=request.target,
+                lines=forwarded_lines(request, connection, story.request_id),
+                body=request.body,
+            )
+            story.sent_at = self._clock()
+            await self._dispatcher.dispatch(story.routed, forwarded, sink)
+            if lease is not None:
+                lease.settle(_num_tokens(sink.decision))
+        except (RequestError, ClusterError) as error:
+            self._fail(story, error, connection, sink, lease)
         except asyncio.CancelledError:
             story.error = ABORTED
             raise
         finally:
-            story.ended_at = self._clock()
-            self._observations.add(story)
-            if self.access_log is not None:
-                self.access_log.add(story)
+            self._end(story, lease, sink)
 
-    async def _forward(
-        self, story: Story, connection: ClientConnection, lease: Lease | None = None
+    def _fail(
+        self,
+        story: Story,
+        error: RequestError | ClusterError,
+        connection: ClientConnection,
+        sink: ClientSink | None,
+        lease: Lease | None,
     ) -> None:
-        """Send it to a worker; raises RequestError before anything is sent."""
-        request = story.request
-        story.slo_class = _slo_class(request) or story.tenant_id
-        routed = story.routed = await self._routed(request, story.request_id.decode("latin-1"))
-        if lease is not None:
-            lease.reserve(routed.num_tokens, routed.max_output_tokens)
-        forwarded = ForwardedRequest(
-            method=request.method,
-            target=request.target,
-            lines=forwarded_lines(request, connection, story.request_id),
-            body=request.body,
-        )
-        sink = self._sink(story, connection)
-        story.sent_at = self._clock()
-        try:
-            await self._dispatcher.dispatch(routed, forwarded, sink)
-        except ClusterError as error:
-            story.error = error.kind
-            if sink.has_started:
-                sink.fail(error)
-                return
+        """Say so, or break off."""
+        story.error = error.kind
+        if isinstance(error, RequestError):
+            self._observations.refusals[error.kind] += 1
+            reply = refusal_reply(error)
+        elif sink is not None and sink.has_started:
+            sink.fail(error)
+            return
+        else:
             if lease is not None and isinstance(error, NOT_EXECUTED):
                 lease.settle(0)
-            story.status = error.status
-            _write(_named(failure_reply(error), story), request, connection)
-            return
-        finally:
-            take_down(story, sink)
+            reply = failure_reply(error)
+        story.status = error.status
+        headers = (*reply.headers, (b"x-request-id", story.request_id))
+        _write(replace(reply, headers=headers), story.request, connection)
+
+    def _end(self, story: Story, lease: Lease | None, sink: ClientSink | None) -> None:
+        """It is over, one way or another."""
         if lease is not None:
-            lease.settle(_num_tokens(sink.decision))
+            lease.end()
+        if sink is not None:
+            sink.tell(story)
+        story.ended_at = self._clock()
+        self._observations.add(story)
+        if self.access_log is not None:
+            self.access_log.add(story)
 
     def _sink(self, story: Story, connection: ClientConnection) -> ClientSink:
         """The plain one, unless somebody wants to know more."""
         request, request_id = story.request, story.request_id
         if self.access_log is None and not logger.isEnabledFor(logging.DEBUG):
-            return ClientSink(connection, request, request_id=request_id)
-        return TalkativeSink(connection, request, request_id=request_id)
+            return ClientSink(connection, request, request_id)
+        return TalkativeSink(connection, request, request_id)
 
-    async def _routed(self, request: HttpRequest, request_id: str) -> RoutedRequest:
+    def _fields(self, request: HttpRequest) -> Fields | None:
+        """What the body says; None where there is none, or nothing that can be read."""
+        body = request.body
+        if not body:
+            return None
+        fields = read_fields(body)
+        require_no_transfer(body, fields)
+        if fields is None and self.tenancy is not None:
+            raise RequestError("the body is not JSON whose fields have the right types")
+        return fields
+
+    def _routed(self, story: Story, fields: Fields | None, prompt: Prompt | None) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
-        fields = read_fields(request.body) if request.body else None
-        if request.body:
-            require_no_transfer(request.body, fields)
-            if fields is None and self.tenancy is not None:
-                raise RequestError("the body is not JSON whose fields have the right types")
+        request, request_id = story.request, story.request_id.decode("latin-1")
+        story.slo_class = _slo_class(request) or story.tenant_id
         if fields is None:
             return RoutedRequest(request_id=request_id)
-        prompt = None
-        if self._dispatcher.uses_prefixes:
-            lora_name = self._dispatcher.adapter(fields.model)
-            prompt = await self._prompts.read(request.path, fields, lora_name=lora_name)
         return RoutedRequest(
             request_id=request_id,
             model=fields.model,
             prompt=prompt,
             body_tokens=len(request.body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.max_output_tokens,
+            max_output_tokens=fields.max_completion_tokens or fields.max_tokens,
             session=session_of(request, fields, header=self._dispatcher.session_header),
         )
 
     def _request_id(self, request: HttpRequest) -> bytes:
         """The client's name for the request, or a new one: 32 hexadecimal digits."""
-        given = request.header(b"x-request-id")
+        given = request.first_values.get(b"x-request-id")
         if given and len(given) <= MAX_REQUEST_ID_BYTES:
             return given
         self._num_named += 1
@@ -197,14 +221,9 @@ def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> 
     )
 
 
-def _named(reply: Reply, story: Story) -> Reply:
-    """The answer with its request's name, so that logs can be asked about it."""
-    return replace(reply, headers=(*reply.headers, (b"x-request-id", story.request_id)))
-
-
 def _slo_class(request: HttpRequest) -> str | None:
     """The class that the client puts the request in, for metrics."""
-    given = request.header(SLO_CLASS)
+    given = request.first_values.get(SLO_CLASS)
     return given[:MAX_CLASS_BYTES].decode("latin-1") if given else None
 
 

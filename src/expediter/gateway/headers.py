@@ -45,7 +45,7 @@ def render(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def parse_response_head(head: bytes, *, is_head_request: bool) -> tuple[ResponseHead, bool]:
+def parse_response_head(head: bytes, is_head_request: bool) -> tuple[ResponseHead, bool]:
     """The head without its empty line, and whether the connection may be kept; raises BadHead.
 
     A worker's heads are often the same to the byte, so short ones are remembered.
@@ -75,9 +75,13 @@ _parse_known = lru_cache(MAX_REMEMBERED_HEADS)(_parse)
 
 
 class ShownHead(msgspec.Struct, frozen=True):
-    """What a client gets of a worker's head, and what it says: `lines` begin with the status."""
+    """What a client gets of a worker's head, and what it says: `lines` begin with the status.
+
+    `names_length` is false where the end of the body must be told by chunks or by closing.
+    """
 
     lines: bytes
+    names_length: bool
     names_request: bool
     is_event_stream: bool
 
@@ -90,6 +94,7 @@ def shown(head: ResponseHead) -> ShownHead:
     content_type = head.header(b"content-type") or b""
     return ShownHead(
         lines=b"HTTP/1.1 %d %b\r\n%b" % (head.status, head.reason, render(kept)),
+        names_length=head.body in (BodyKind.LENGTH, BodyKind.NONE),
         names_request=head.header(b"x-request-id") is not None,
         is_event_stream=content_type.startswith(b"text/event-stream"),
     )

@@ -5,8 +5,7 @@ most capacity + rate * t. Tokens are reserved before a request runs, for the lon
 get, and what it did not use is given back at its end.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from expediter.clock import Clock
 from expediter.config import TenantConfig
@@ -73,9 +72,8 @@ class TenantLimits:
         bucket.resize(per_minute)
         return bucket
 
-    @contextmanager
-    def slot(self) -> Iterator["Lease"]:
-        """Admits one request, until the block ends; raises RequestRejected."""
+    def slot(self) -> "Lease":
+        """Admits one request, until the lease ends; raises RequestRejected."""
         if self._max_concurrent is not None and self.num_running >= self._max_concurrent:
             raise RequestRejected(
                 f"{self.num_running} requests are running, which is the limit",
@@ -84,27 +82,30 @@ class TenantLimits:
         if self._requests is not None:
             _take(self._requests, 1, "requests")
         self.num_running += 1
-        lease = Lease(
-            self._tokens,
-            tenant_id=self.tenant_id,
-            assumed_output_tokens=self._assumed_output_tokens,
-        )
-        try:
-            yield lease
-        finally:
-            self.num_running -= 1
+        return Lease(self, self._tokens, assumed_output_tokens=self._assumed_output_tokens)
 
 
 class Lease:
-    """The tokens of one running request."""
+    """The slot and the tokens of one running request; `end` it, or use it in a `with`."""
 
     def __init__(
-        self, bucket: TokenBucket | None, *, tenant_id: str, assumed_output_tokens: int
+        self, limits: TenantLimits, bucket: TokenBucket | None, *, assumed_output_tokens: int
     ) -> None:
-        self.tenant_id = tenant_id
+        self._limits = limits
+        self.tenant_id = limits.tenant_id
         self._assumed_output_tokens = assumed_output_tokens
         self._bucket = bucket
         self._num_reserved = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The request is over: its slot is free."""
+        self._limits.num_running -= 1
 
     def reserve(self, prompt_tokens: int, max_output_tokens: int | None) -> None:
         """Take what the request may need; raises RequestRejected, or RequestError if never."""

@@ -64,7 +64,9 @@ class GatewayMetrics:
         """Everything, read now; in the event loop, whose tasks are counted."""
         log = self._reports.dispatcher.log
         yield GaugeMetricFamily(
-            "expediter_tasks", "Requests and background work", value=len(asyncio.all_tasks())
+            "expediter_tasks",
+            "Background work, and requests that wait for more than an answer",
+            value=len(asyncio.all_tasks()),
         )
         yield GaugeMetricFamily(
             "expediter_memory_blocks", "Blocks that Python uses", value=sys.getallocatedblocks()

@@ -1,16 +1,18 @@
 """How long requests took: histograms by model, worker and class, counted as requests end.
 
-Everything is plain integers in lists, found by one look-up in a dict a request, because this runs
-for every request; names are made fit for labels only the first time they are seen. A client
+This runs for every request: it finds a series by one look-up in a dict and appends a row of numbers
+there. Rows are counted when there are many, or when somebody looks; names are made fit for labels
+only the first time they are seen. A client
 chooses its model's name and its class, so both are bounded: a model that no worker serves is
 `other`, and so is a class once there are many.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from expediter.gateway.hot_prefixes import HotPrefixes
 from expediter.gateway.story import Story
@@ -18,12 +20,15 @@ from expediter.gateway.story import Story
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 ROUTING_SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 1e-1, 1.0)
+MAX_ROWS = 256
+UNKNOWN = float("nan")
 MAX_SERIES = 1000
 MAX_CLASSES = 32
 MAX_NAMES = 4096  # as clients gave them
 OTHER = "other"
 NONE = "none"
 
+Values = npt.NDArray[np.float64]
 Key = tuple[str | None, str, str | None]
 """Model, worker, class: as the request has them."""
 
@@ -38,10 +43,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def add(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, values: Values) -> None:
+        """Count observations."""
+        new = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [count + more for count, more in zip(self.counts, new.tolist(), strict=True)]
+        self.total += float(values.sum())
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -52,18 +58,39 @@ class Labels(msgspec.Struct, frozen=True):
     slo_class: str
 
 
+Row = tuple[float, float, float, float, float, int, int]
+"""When a request arrived, was sent on and was placed, its worker's first byte after that or
+UNKNOWN, its end, the number of tries, and the tokens of the answer or 0."""
+
+
 class Series:
     """What was observed of the requests of one model at one worker in one class."""
 
-    __slots__ = ("queueing", "routing", "statuses", "token", "total", "ttft")
+    __slots__ = ("queueing", "routing", "rows", "statuses", "token", "total", "ttft")
 
     def __init__(self) -> None:
-        self.ttft = Histogram(SECONDS)
-        self.token = Histogram(TOKEN_SECONDS)
-        self.total = Histogram(SECONDS)
         self.queueing = Histogram(ROUTING_SECONDS)
         self.routing = Histogram(ROUTING_SECONDS)
+        self.ttft = Histogram(SECONDS)
+        self.total = Histogram(SECONDS)
+        self.token = Histogram(TOKEN_SECONDS)
         self.statuses: Counter[int] = Counter()
+        self.rows: list[Row] = []  # that are not counted yet
+
+    def sort_in(self) -> None:
+        """Count what is in the rows."""
+        if not self.rows:
+            return
+        arrived, sent, placed, wait, ended, tries, num_tokens = np.array(self.rows).T
+        self.rows.clear()
+        first = placed + wait
+        is_answered = ~np.isnan(wait)
+        self.queueing.add(sent - arrived)
+        self.routing.add((placed - sent)[tries == 1])
+        self.ttft.add((first - arrived)[is_answered])
+        self.total.add((ended - arrived)[is_answered])
+        has_more = is_answered & (num_tokens > 1)
+        self.token.add((ended - first)[has_more] / (num_tokens[has_more] - 1))
 
 
 class Observations:
@@ -89,17 +116,19 @@ class Observations:
         key = (story.routed.model, decision.worker_id, story.slo_class)
         series = self._by_name.get(key) or self._named(key)
         series.statuses[story.status] += 1
-        series.queueing.add(story.sent_at - story.arrived_at)
-        if decision.num_tries == 1:
-            series.routing.add(decision.placed_at - story.sent_at)
-        if not decision.is_answered or decision.ttft is None:
-            return
-        first_at = decision.placed_at + decision.ttft
-        series.ttft.add(first_at - story.arrived_at)
-        series.total.add(story.ended_at - story.arrived_at)
-        num_tokens = decision.output_tokens
-        if num_tokens is not None and num_tokens > 1:
-            series.token.add((story.ended_at - first_at) / (num_tokens - 1))
+        series.rows.append(
+            (
+                story.arrived_at,
+                story.sent_at,
+                decision.placed_at,
+                decision.ttft if decision.is_answered and decision.ttft is not None else UNKNOWN,
+                story.ended_at,
+                decision.num_tries,
+                decision.output_tokens or 0,
+            )
+        )
+        if len(series.rows) >= MAX_ROWS:
+            series.sort_in()
 
     def series(self, worker_ids: Collection[str]) -> Iterator[tuple[Labels, Series]]:
         """All of them; those of workers that are no more are forgotten."""
@@ -107,7 +136,9 @@ class Observations:
         for labels in gone:
             del self._by_labels[labels]
         self._by_name.clear()  # what workers serve may have changed
-        yield from self._by_labels.items()
+        for labels, series in self._by_labels.items():
+            series.sort_in()
+            yield labels, series
 
     def _named(self, key: Key) -> Series:
         """The series of names not seen lately."""

@@ -11,7 +11,8 @@ from expediter.cluster.client import Header
 
 MAX_KNOWN_HEADS = 1024
 _LENGTH_LINES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
-_MAX_DIGITS = 15
+MAX_DIGITS = 15
+END = b"\r\n\r\n"
 
 
 class BadRequest(Exception):
@@ -33,12 +34,7 @@ class HttpRequest(msgspec.Struct, eq=False):
     body: bytes = b""
     keeps_alive: bool = True
     known: "KnownHead | None" = None
-
-    @property
-    def path(self) -> bytes:
-        """The target without its query."""
-        target = self.target
-        return target.partition(b"?")[0] if b"?" in target else target
+    path: bytes = b""  # the target without its query
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
@@ -46,9 +42,17 @@ class HttpRequest(msgspec.Struct, eq=False):
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """A head of HTTP/1.1 that keeps the connection; a body, if any, has the length it says."""
+    """A head of HTTP/1.1 that keeps the connection; a body, if any, has the length it says.
+
+    `before` and `after` are its bytes around the length's digits, if it has a length, and
+    `num_before` and `num_after` how many these are.
+    """
 
     request: HttpRequest
+    before: bytes = b""
+    after: bytes = b""
+    num_before: int = 0
+    num_after: int = 0
     forwarded: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     """What becomes of its lines on the way to a worker, by who sent it; see `forwarded.py`."""
 
@@ -56,7 +60,15 @@ class KnownHead(msgspec.Struct, eq=False):
         """A request with this head."""
         head = self.request
         return HttpRequest(
-            head.method, head.target, "1.1", head.headers, head.first_values, body, True, self
+            head.method,
+            head.target,
+            "1.1",
+            head.headers,
+            head.first_values,
+            body,
+            True,
+            self,
+            head.path,
         )
 
 
@@ -69,7 +81,7 @@ class KnownHeads:
 
     def remember(self, head: bytes, request: HttpRequest) -> None:
         """Remember an accepted head, unless it says more of its body than one length."""
-        name, length = without_length(head)
+        before, length, after = around_length(head)
         names = [header[0] for header in request.headers]
         if (
             not head
@@ -81,17 +93,22 @@ class KnownHeads:
             return
         if len(self._heads) >= MAX_KNOWN_HEADS:
             self._heads.clear()
-        self._heads[name] = KnownHead(structs.replace(request))  # without its body, which comes
+        head = before + after
+        known = KnownHead(structs.replace(request))  # without its body, which comes
+        if length is not None:
+            known.before, known.after = before, after + END
+            known.num_before, known.num_after = len(before), len(after + END)
+        self._heads[head] = known
 
 
-def without_length(head: bytes) -> tuple[bytes, int | None]:
-    """The head without its length's digits, and the length, if it is written as most do."""
+def around_length(head: bytes) -> tuple[bytes, int | None, bytes]:
+    """A head's length, if it is written as most do, and what is before and after its digits."""
     for line in _LENGTH_LINES:
         start = head.find(line)
         if start >= 0:
             start += len(line)
             end = head.find(b"\r", start)
             digits = head[start:] if end < 0 else head[start:end]
-            if len(digits) <= _MAX_DIGITS and digits.isdigit():
-                return head[:start] + head[start + len(digits) :], int(digits)
-    return head, None
+            if len(digits) <= MAX_DIGITS and digits.isdigit():
+                return head[:start], int(digits), head[start + len(digits) :]
+    return head, None, b""

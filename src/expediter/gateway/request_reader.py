@@ -10,16 +10,17 @@ from typing import Protocol
 import httptools
 
 from expediter.gateway.request import (
+    END,
+    MAX_DIGITS,
     BadRequest,
     HttpRequest,
     KnownHead,
     KnownHeads,
-    without_length,
+    around_length,
 )
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 MAX_KNOWN_BYTES = 4096
-_END = b"\r\n\r\n"
 
 
 class RequestListener(Protocol):
@@ -47,6 +48,7 @@ class RequestReader:
     ) -> None:
         """`heads` may be shared by all readers with the same limits."""
         self._listener = listener
+        self._received = listener.request_received
         self._heads = heads if heads is not None else KnownHeads()
         self._raw_head = b""  # of the request that is about to be parsed
         self._num_missing = 0  # bytes of a body whose head was known
@@ -54,7 +56,8 @@ class RequestReader:
         self._max_body_bytes = max_body_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._request = HttpRequest()
-        self._known: KnownHead | None = None
+        self._known: KnownHead | None = None  # the last one
+        self._usual: KnownHead | None = None  # the last one that says a length
         self._pieces: list[bytes] = []
         self._num_head_bytes = 0  # of the headers that are complete
         self._num_raw_bytes = 0  # fed since the head began
@@ -81,27 +84,42 @@ class RequestReader:
 
     def _read_known(self, data: bytes) -> bytes | None:
         """Read a request whose head is known; returns what follows, or None if it is not known."""
-        end = data.find(_END, 0, MAX_KNOWN_BYTES)
-        self._raw_head = b""
-        if end <= 0 or not self._request.keeps_alive:
+        known, start, length = self._usual, 0, 0
+        if known is not None and data.startswith(known.before):  # as this client's last one
+            at = known.num_before
+            end = data.find(b"\r", at, at + MAX_DIGITS + 1)
+            digits = data[at:end]
+            if digits.isdigit() and data.startswith(known.after, end):
+                length, start = int(digits), end + known.num_after
+        if not start:
+            known, start, length = self._look_up(data)
+        if known is None or not self._request.keeps_alive:
             return None
-        raw = data[:end]
-        name, length = without_length(raw)
-        known = self._heads.get(name)
-        if known is None:
-            self._raw_head = raw
-            return None
-        start = end + len(_END)
-        stop = start + (length or 0)
-        if length:
+        if length > self._max_body_bytes:
             self._check_size(length)
+        stop = start + length
         if stop > len(data):
             self._known, self._num_missing = known, stop - len(data)
             self._pieces = [data[start:]] if start < len(data) else []
             self.in_body = True
             return b""
-        self._listener.request_received(known.with_body(data[start:stop]))
+        self._received(known.with_body(data[start:stop]))
         return data[stop:]
+
+    def _look_up(self, data: bytes) -> tuple[KnownHead | None, int, int]:
+        """The head if it is known, where it ends, and the length it says."""
+        end = data.find(END, 0, MAX_KNOWN_BYTES)
+        self._raw_head = b""
+        if end <= 0:
+            return None, 0, 0
+        raw = data[:end]
+        before, length, after = around_length(raw)
+        known = self._heads.get(before + after)
+        if known is None:
+            self._raw_head = raw
+        elif known.before:
+            self._usual = known
+        return known, end + len(END), length or 0
 
     def _read_body(self, data: bytes) -> bytes:
         """Read on in the body of a request whose head was known; returns what follows it."""
@@ -113,7 +131,7 @@ class RequestReader:
         assert self._known is not None
         self.in_body = False
         pieces, self._pieces = self._pieces, []
-        self._listener.request_received(self._known.with_body(b"".join(pieces)))
+        self._received(self._known.with_body(b"".join(pieces)))
         return data[num_missing:]
 
     def _parse(self, data: bytes) -> None:
@@ -181,7 +199,7 @@ class RequestReader:
         request, pieces = self._request, self._pieces
         request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._pieces = []
-        self._listener.request_received(request)
+        self._received(request)
 
     def _check_head(self) -> None:
         request = self._request
@@ -190,6 +208,7 @@ class RequestReader:
         if request.version not in ("1.0", "1.1"):
             raise BadRequest(505, "HTTP/1.0 or HTTP/1.1 only")
         request.target = _origin_form(request.target)
+        request.path = request.target.partition(b"?")[0]
         coding = request.header(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or request.version == "1.0"):
             raise BadRequest(400, "the only transfer coding is chunked, in HTTP/1.1")

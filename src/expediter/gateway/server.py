@@ -1,7 +1,7 @@
 """Client connections: requests in order, one answer at a time, limits on everything.
 
-A request is handed to the handler as a task of its connection. When the client leaves, the task
-is cancelled, and with it whatever runs for it at a worker. While one request is answered, a
+A request is handed to the handler as an errand of its connection. When the client leaves, the
+errand is cancelled, and with it whatever runs for it at a worker. While one request is answered, a
 connection keeps reading, because that is how it notices; only a client that sends many requests
 ahead is told to wait.
 """
@@ -12,9 +12,11 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, cast
 
+from expediter.cluster.errand import Errand
 from expediter.config import GatewayConfig
 from expediter.gateway.replies import error_reply, render_reply
 from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads
@@ -28,7 +30,7 @@ LINGER_SECONDS = 2.0
 """How long a refused client may go on sending into the void: closing at once would reset the
 connection, and the client might never see why it was refused."""
 
-Handler = Callable[[HttpRequest, "ClientConnection"], Awaitable[None]]
+Handler = Callable[[HttpRequest, "ClientConnection"], Coroutine[Any, Any, None]]
 
 
 class HttpServer:
@@ -45,6 +47,7 @@ class HttpServer:
         self.is_stopping = False
         self.heads = KnownHeads()
         self._listener: asyncio.Server | None = None
+        self._is_changed = asyncio.Event()
 
     @property
     def port(self) -> int:
@@ -71,14 +74,23 @@ class HttpServer:
             self._listener.close()
         for connection in list(self.connections):
             connection.close_if_idle()
-        tasks = [c.task for c in self.connections if c.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=self.config.shutdown_seconds)
-        leftover = [c.task for c in self.connections if c.task is not None]
+        await self._idle(self.config.shutdown_seconds)
         for connection in list(self.connections):
             connection.abort()
-        if leftover:
-            await asyncio.wait(leftover)
+        await self._idle(None)
+
+    def closed(self, connection: "ClientConnection") -> None:
+        """A connection is gone, and so is what ran for it."""
+        self.connections.discard(connection)
+        self._is_changed.set()
+
+    async def _idle(self, seconds: float | None) -> None:
+        """Returns when no request runs, or at the end of the time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(connection.is_busy for connection in self.connections):
+                    self._is_changed.clear()
+                    await self._is_changed.wait()
 
     def sweep(self, now: float) -> None:
         """Close connections whose client has been silent, or not reading, for too long."""
@@ -102,19 +114,23 @@ class ClientConnection(asyncio.Protocol):
         )
         self._pending: deque[HttpRequest | BadRequest] = deque()
         self._holds_back = False
+        self._is_lost = False
         self._is_refused = False
         self._refused_at: float | None = None
         self._owes_continue = False
-        self._last_read = self._head_began = self._loop.time()
-        self._stalled_since: float | None = None
-        self._on_writable: Callable[[bool], None] | None = None
-        self.task: asyncio.Task[None] | None = None
+        self._clock = self._loop.time
+        self._last_read = self._head_began = self._clock()
+        self._stalled_since = 0.0
+        self.is_writable = True  # whether the client keeps up with what is written
+        self._request: HttpRequest | None = None  # the one that is answered
+        self._errand = Errand(self._served)
+        self.on_writable: Callable[[bool], None] | None = None  # told whether it keeps up
         self.peer = b""
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the client keeps up with what is written."""
-        return self._stalled_since is None
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._request is not None
 
     @property
     def is_encrypted(self) -> bool:
@@ -126,10 +142,6 @@ class ClientConnection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(data)
 
-    def watch_writable(self, listener: Callable[[bool], None] | None) -> None:
-        """Tell `listener` when the client stops keeping up, and when it does again."""
-        self._on_writable = listener
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
@@ -140,15 +152,18 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The client left: so does everything that runs for it."""
-        self._server.connections.discard(self)
+        self._is_lost = True
         self._pending.clear()
         self._reader.abandon()
-        if self.task is not None:
-            self.task.cancel()
+        if self._request is not None:
+            self._request.keeps_alive = False
+            self._errand.cancel()
+        else:
+            self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and serve what is complete."""
-        self._last_read = self._loop.time()
+        self._last_read = self._clock()
         if self._is_refused:
             return
         if not self._reader.in_head:
@@ -158,19 +173,25 @@ class ClientConnection(asyncio.Protocol):
         except BadRequest as error:
             self._is_refused = True
             self._pending.append(error)
-        self._advance()
+        if self._pending:
+            if self._request is None and self._begin():
+                self._errand.go()
+            if len(self._pending) >= MAX_PIPELINED and not self.transport.is_closing():
+                self._holds_back = True
+                self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is written to."""
-        self._stalled_since = self._loop.time()
-        if self._on_writable is not None:
-            self._on_writable(False)
+        self._stalled_since = self._clock()
+        self.is_writable = False
+        if self.on_writable is not None:
+            self.on_writable(False)
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self._stalled_since = None
-        if self._on_writable is not None:
-            self._on_writable(True)
+        self.is_writable = True
+        if self.on_writable is not None:
+            self.on_writable(True)
 
     def head_received(self, request: HttpRequest) -> None:
         """A client that asks before it sends its body may go on; but answers come in order."""
@@ -186,10 +207,10 @@ class ClientConnection(asyncio.Protocol):
         """Give the client up if it has kept still for longer than its state allows."""
         config = self._server.config
         silence = now - self._last_read
-        if self._stalled_since is not None:
+        if not self.is_writable:
             if now - self._stalled_since > config.idle_seconds:
                 self.abort()
-        elif self.task is not None:
+        elif self._request is not None:
             return
         elif self._refused_at is not None:
             if now - self._refused_at > LINGER_SECONDS:
@@ -203,7 +224,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close unless a request runs."""
-        if self.task is None:
+        if self._request is None:
             self.transport.close()
 
     def abort(self) -> None:
@@ -220,53 +241,57 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: BadRequest) -> None:
         self._is_refused = True
         self._pending.append(error)
-        self._advance()
+        self._begin()
 
     def _send_continue(self) -> None:
-        if self._owes_continue and self.task is None and not self._pending:
+        if self._owes_continue and self._request is None and not self._pending:
             self._owes_continue = False
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _advance(self) -> None:
-        """Start the next request if none runs."""
-        if self.task is None and self._pending and not self.transport.is_closing():
-            request = self._pending.popleft()
-            if isinstance(request, BadRequest):
-                self._answer_refused(request)
-                return
-            if self._server.is_stopping:
-                request.keeps_alive = False
-            self.task = self._loop.create_task(self._serve(request))
-        if len(self._pending) >= MAX_PIPELINED and not self.transport.is_closing():
-            self._holds_back = True
-            self.transport.pause_reading()
+    def _begin(self) -> bool:
+        """Take up the next request; True if the errand is to go."""
+        if self.transport.is_closing():
+            return False
+        request = self._pending.popleft()
+        if isinstance(request, BadRequest):
+            self._answer_refused(request)
+            return False
+        server = self._server
+        if server.is_stopping:
+            request.keeps_alive = False
+        self._request = request
+        self._errand.take(server.handler(request, self))
+        return True
 
     def _answer_refused(self, error: BadRequest) -> None:
         reply = error_reply(error.status, str(error))
         self.write(render_reply(reply, keeps_alive=False))
         if not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
-        self._refused_at = self._loop.time()
+        self._refused_at = self._clock()
 
-    async def _serve(self, request: HttpRequest) -> None:
-        try:
-            await self._server.handler(request, self)
-        except Exception:
-            logger.exception("request %s failed", request.target[:200])
+    def _served(self, error: BaseException | None) -> None:
+        request = self._request
+        assert request is not None
+        if isinstance(error, Exception):
+            logger.error("request %s failed", request.target[:200], exc_info=error)
             self.abort()
-        finally:
-            self._served(request)
-
-    def _served(self, request: HttpRequest) -> None:
-        self.task = None
+        self._request = self.on_writable = None
         request.body = b""  # the reader has the request until the next one comes
-        self._last_read = self._loop.time()
-        self._on_writable = None
+        self._last_read = self._clock()
         if not request.keeps_alive or self._server.is_stopping:
             self.transport.close()
-        elif not self.transport.is_closing():
-            if self._holds_back:
-                self._holds_back = False
-                self.transport.resume_reading()
-            self._advance()
+            if self._is_lost:
+                self._server.closed(self)
+        elif self._pending or self._owes_continue:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """What came while a request was answered has its turn, after that of others."""
+        if self._holds_back and not self.transport.is_closing():
+            self._holds_back = False
+            self.transport.resume_reading()
+        if not self._pending:
             self._send_continue()
+        elif self._begin():
+            self._loop.call_soon(self._errand.go)

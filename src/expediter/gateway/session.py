@@ -14,9 +14,11 @@ MAX_SESSION_BYTES = 1024
 
 def session_of(request: HttpRequest, fields: Fields, *, header: bytes) -> str | None:
     """The session's name; None where none is given, or one too long to be a name."""
-    name = request.header(header)
+    name = request.first_values.get(header)
     if name and len(name) <= MAX_SESSION_BYTES:
         return name.decode("latin-1")
+    if not fields.user:
+        return None
     user = bytes(fields.user)
     if not 2 < len(user) <= MAX_SESSION_BYTES or not user.startswith(b'"'):
         return None

@@ -5,22 +5,45 @@ unless the client speaks HTTP/1.0. Reading from the worker stops while the clien
 """
 
 import re
+from typing import Annotated
 
 import msgspec
 
 from expediter.cluster.client import BodyKind, Inflow, ResponseHead, Usage
 from expediter.cluster.decisions import Decision, TransferReport
 from expediter.errors import ClusterError
-from expediter.gateway.headers import ShownHead, shown
+from expediter.gateway.headers import shown
 from expediter.gateway.replies import failure_event
 from expediter.gateway.request import HttpRequest
 from expediter.gateway.server import ClientConnection
+from expediter.gateway.story import Story
 
 _TRANSFER = re.compile(rb'"kv_transfer"\s*:\s*(\{[^{}]*\})')
 LAST_CHUNK = b"0\r\n\r\n"
 _USAGE_BYTES = 4096  # a usage object is in the last part of an answer
 # Not in what a model writes: quotes within a JSON string are escaped.
 _USAGE = re.compile(rb'"(prompt|cached|completion)_tokens"\s*:\s*(\d{1,12})\b')
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class _Counts(msgspec.Struct):
+    prompt_tokens: Count
+    completion_tokens: Count | None = None
+    cached_tokens: Count | None = None  # as SGLang's own API has it
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Counts | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
 
 
 class ClientSink:
@@ -37,7 +60,7 @@ class ClientSink:
     has_started = False
 
     def __init__(
-        self, connection: ClientConnection, request: HttpRequest, *, request_id: bytes
+        self, connection: ClientConnection, request: HttpRequest, request_id: bytes
     ) -> None:
         self._connection = connection
         self._request = request
@@ -51,19 +74,21 @@ class ClientSink:
         """Write the head."""
         self.has_started = True
         self._inflow = inflow
-        self._connection.watch_writable(self._set_writable)
-        if not self._connection.is_writable:
+        connection, request = self._connection, self._request
+        connection.on_writable = self._set_writable
+        if not connection.is_writable:
             inflow.pause_reading()
-        is_http11 = self._request.version == "1.1"
-        unframed = head.body is BodyKind.UNTIL_CLOSE
-        self._is_chunked = is_http11 and (unframed or head.body is BodyKind.CHUNKED)
-        self._wraps = unframed and is_http11
         seen = shown(head)
         self._is_event_stream = seen.is_event_stream
-        self._ends_by_close = not is_http11 and (unframed or head.body is BodyKind.CHUNKED)
-        if self._ends_by_close:
-            self._request.keeps_alive = False
-        self._head = self._render_head(seen)
+        is_http11 = request.version == "1.1"
+        if not seen.names_length:
+            self._is_chunked = is_http11
+            self._wraps = is_http11 and head.body is BodyKind.UNTIL_CLOSE
+            self._ends_by_close = not is_http11
+            if not is_http11:
+                request.keeps_alive = False
+        named = b"" if seen.names_request else b"x-request-id: %b\r\n" % self._request_id
+        self._head = b"%b%b%b\r\n" % (seen.lines, named, self._own_lines())
         return is_http11
 
     def write(self, data: bytes) -> None:
@@ -79,8 +104,14 @@ class ClientSink:
         """Finish the framing, if it is the gateway's."""
         if self._wraps or self._head:
             self._connection.write(self._head + (LAST_CHUNK if self._wraps else b""))
-        self._connection.watch_writable(None)
+        self._connection.on_writable = None
         self._inflow = None  # which holds this sink: nothing is left for the garbage collector
+
+    def tell(self, story: Story) -> None:
+        """What was seen of the answer."""
+        decision = story.decision = self.decision
+        if self.has_started and decision is not None and decision.status is not None:
+            story.status = decision.status
 
     def fail(self, error: ClusterError) -> None:
         """Break off so that the client can tell: by an event in a stream, else by the framing."""
@@ -104,17 +135,14 @@ class ClientSink:
         tail = self._last[-_USAGE_BYTES:]
         if self._before_last:
             tail = self._before_last[-_USAGE_BYTES:] + tail
-        prompt = tail.find(b'"prompt_tokens"')
-        if prompt < 0:
+        counts = _counts(tail)
+        if counts is None:
             return None
-        start = max(0, tail.rfind(b'"usage"', 0, prompt))  # the rest is mostly what was written
-        found = {name: int(number) for name, number in _USAGE.findall(tail, start)}
-        if b"prompt" not in found:
-            return None
+        cached, details = counts.cached_tokens, counts.prompt_tokens_details
         return Usage(
-            prompt_tokens=found[b"prompt"],
-            cached_tokens=found.get(b"cached"),
-            output_tokens=found.get(b"completion"),
+            prompt_tokens=counts.prompt_tokens,
+            cached_tokens=cached if details is None else details.cached_tokens,
+            output_tokens=counts.completion_tokens,
             transfer=self._transfer(tail),
         )
 
@@ -136,13 +164,6 @@ class ClientSink:
             self._inflow.resume_reading()
         else:
             self._inflow.pause_reading()
-
-    def _render_head(self, head: ShownHead) -> bytes:
-        return b"%b%b%b\r\n" % (
-            head.lines,
-            b"" if head.names_request else b"x-request-id: %b\r\n" % self._request_id,
-            self._own_lines(),
-        )
 
     def _own_lines(self) -> bytes:
         """The decision, and how this hop is framed."""
@@ -172,3 +193,22 @@ def _pair_lines(decision: Decision) -> bytes:
     if decision.fallback is not None:
         lines += b"x-expediter-fallback: %b\r\n" % decision.fallback.encode()
     return lines
+
+
+def _counts(tail: bytes) -> _Counts | None:
+    """What an answer's last bytes say of tokens; a whole answer is read, others are searched."""
+    prompt = tail.find(b'"prompt_tokens"')
+    if prompt < 0:
+        return None
+    if tail.startswith(b"{"):
+        try:
+            usage = _answers.decode(tail).usage
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            usage = None
+        if usage is not None:
+            return usage
+    start = max(0, tail.rfind(b'"usage"', 0, prompt))  # the rest is mostly what was written
+    found = {name: int(number) for name, number in _USAGE.findall(tail, start)}
+    if b"prompt" not in found:
+        return None
+    return _Counts(found[b"prompt"], found.get(b"completion"), found.get(b"cached"))

@@ -25,9 +25,9 @@ class TalkativeSink(ClientSink):
     num_bytes = 0
 
     def __init__(
-        self, connection: ClientConnection, request: HttpRequest, *, request_id: bytes
+        self, connection: ClientConnection, request: HttpRequest, request_id: bytes
     ) -> None:
-        super().__init__(connection, request, request_id=request_id)
+        super().__init__(connection, request, request_id)
         self._shows_scores = logger.isEnabledFor(logging.DEBUG)
 
     def placed(self, decision: Decision) -> None:
@@ -49,20 +49,16 @@ class TalkativeSink(ClientSink):
         self.num_bytes += len(data)
         super().write(data)
 
+    def tell(self, story: Story) -> None:
+        """See ClientSink."""
+        super().tell(story)
+        story.num_bytes = self.num_bytes
+
     def _own_lines(self) -> bytes:
         lines = super()._own_lines()
         if self._shows_scores and self.decision is not None:
             return b"x-expediter-scores: %b\r\n%b" % (_scores(self.decision), lines)
         return lines
-
-
-def take_down(story: Story, sink: ClientSink) -> None:
-    """What the sink saw of the answer."""
-    decision = story.decision = sink.decision
-    if sink.has_started and decision is not None and decision.status is not None:
-        story.status = decision.status
-    if isinstance(sink, TalkativeSink):
-        story.num_bytes = sink.num_bytes
 
 
 def _scores(decision: Decision) -> bytes:

@@ -8,8 +8,6 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,20 +95,23 @@ class Tenancy:
             limits.configure(config, assumed_output_tokens=assumed)
         return Tenant(config.tenant_id, _salt(self._config, config), limits)
 
-    @contextmanager
-    def admit(self, request: HttpRequest) -> Iterator[Lease]:
-        """Make the request its tenant's, and hold one of its slots until the block ends.
+    def admit(self, request: HttpRequest) -> Lease:
+        """Make the request its tenant's, which has one slot less until the lease ends.
 
         Salts the body and takes the key out of the headers. Raises RequestError.
         """
         tenant = self._tenant(request.header(b"authorization"))
-        with tenant.limits.slot() as lease:
+        lease = tenant.limits.slot()
+        try:
             if request.body:
                 request.body = salted(request.body, tenant.salt)
-            request.headers = [h for h in request.headers if h[0] != b"authorization"]
-            if self._authorization is not None:
-                request.headers.append((b"authorization", self._authorization.encode()))
-            yield lease
+        except BaseException:
+            lease.end()
+            raise
+        request.headers = [h for h in request.headers if h[0] != b"authorization"]
+        if self._authorization is not None:
+            request.headers.append((b"authorization", self._authorization.encode()))
+        return lease
 
     def check(self, request: HttpRequest) -> None:
         """Raises Unauthorized unless the request has a tenant's key."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from expediter.cluster.client import ForwardedRequest, Inflow, ResponseHead, ResponseSink, Usage
 from expediter.cluster.decisions import Decision
+from expediter.cluster.errand import in_task
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.gateway.exchange import HttpExchange
@@ -18,6 +19,8 @@ MAX_IDLE_CONNECTIONS = 1024
 _OWN_FAULTS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 )
+COPIED_BYTES = 16 * 1024
+"""A body of so many bytes goes out in one piece with its head: copying costs less than two."""
 _BODILESS_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
@@ -53,16 +56,18 @@ class HttpWorker:
         connection = self._take_idle()
         if connection is not None:
             exchange = connection.start(request, head, sink)
-            try:
-                await exchange.first_byte()
-            except WorkerLost:
-                if exchange.has_received:
-                    raise
-            else:
+            await exchange
+            if exchange.has_started:
                 return exchange
-        connection = await self._connect()
+            if not exchange.was_stale:
+                exchange.check()
+        connection = await in_task(self._connect(), unwanted=self.release)
+        if connection.transport.is_closing():
+            raise WorkerLost("the worker closed a new connection at once")
         exchange = connection.start(request, head, sink)
-        await exchange.first_byte()
+        await exchange
+        if not exchange.has_started:
+            exchange.check()
         return exchange
 
     async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
@@ -78,7 +83,7 @@ class HttpWorker:
         return exchange.status, b"".join(sink.pieces)
 
     def sweep(self, now: float) -> None:
-        """End exchanges whose worker has been silent for too long."""
+        """End exchanges whose worker has been silent for too long, as their connections close."""
         for connection in [c for c in self._all if c.exchange is not None]:
             exchange = connection.exchange
             if exchange is None or exchange.is_paused:
@@ -109,9 +114,10 @@ class HttpWorker:
 
     def _take_idle(self) -> "UpstreamConnection | None":
         # The one used last is the least likely to have been closed by the worker.
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closing:
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.transport.is_closing():
                 return connection
         return None
 
@@ -147,40 +153,33 @@ class HttpWorker:
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a worker; it serves one exchange at a time."""
 
+    transport: asyncio.Transport
+
     def __init__(self, worker: HttpWorker) -> None:
         self._worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self._clock = asyncio.get_running_loop().time
         self.exchange: HttpExchange | None = None
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether it is of no more use."""
-        return self._transport is None or self._transport.is_closing()
 
     def start(self, request: ForwardedRequest, head: bytes, sink: ResponseSink) -> HttpExchange:
         """Send a request; the answer goes to the sink."""
-        assert self._transport is not None
-        self.exchange = HttpExchange(
-            self._transport,
-            sink,
-            loop=self._loop,
-            is_head_request=request.method == b"HEAD",
+        transport = self.transport
+        self.exchange = exchange = HttpExchange(
+            transport, sink, clock=self._clock, is_head_request=request.method == b"HEAD"
         )
-        if request.body:
-            self._transport.writelines((head, request.body))
+        body = request.body
+        if len(body) <= COPIED_BYTES:
+            transport.write(head + body)
         else:
-            self._transport.write(head)
-        return self.exchange
+            transport.writelines((head, body))
+        return exchange
 
     def abort(self) -> None:
         """Close at once; a running exchange fails."""
-        if self._transport is not None:
-            self._transport.abort()
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The worker accepted."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         set_no_delay(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -193,10 +192,15 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange.is_over:
             self.exchange = None
             if exchange.keeps_connection:
-                exchange.resume_reading()
+                if exchange.is_paused:
+                    exchange.resume_reading()
                 self._worker.release(self)
             else:
                 self.abort()
+            exchange.end()
+        elif exchange.has_news:
+            exchange.has_news = False
+            exchange.end()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The worker hung up, or this side did."""
@@ -204,6 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.feed_eof()
+            exchange.end()
 
 
 class _Collector:

@@ -29,6 +29,7 @@ class CacheAware:
     """argmax(matched - lambda * load) among workers that are not overloaded."""
 
     uses_prefixes = True
+    uses_loads = True
 
     def __init__(self, *, load_weight: float, max_imbalance: float, slack_tokens: int) -> None:
         """`load_weight` is lambda, `max_imbalance` is eps."""

@@ -65,6 +65,7 @@ class DynamoKv:
     """Overlap credit against decode blocks."""
 
     uses_prefixes = True
+    uses_loads = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Counted here at once, because a worker's own metrics come too late: a burst woul
 the worker that was idle a second ago. The unit is one token of prefill.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from expediter.load import WorkerId
 
@@ -19,8 +19,7 @@ OTHERS_TOKENS = EXPECTED_OUTPUT_TOKENS * DECODE_TOKEN_COST
 """What a request that somebody else sent is taken to need; of it only its number is known."""
 
 
-@dataclass(slots=True)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """One request at one worker: prompt tokens to compute, then tokens to generate."""
 
     worker_id: WorkerId
@@ -28,8 +27,7 @@ class Work:
     decode_tokens: float
 
 
-@dataclass(slots=True)
-class _Load:
+class _Load(msgspec.Struct, eq=False):
     tokens: float = 0.0
     prefill_tokens: float = 0.0
     num_requests: int = 0
@@ -54,23 +52,26 @@ class OutstandingWork:
         self, worker_id: WorkerId, *, prefill_tokens: int, max_output_tokens: int | None
     ) -> Work:
         """Add a request; `prefill_tokens` are those its worker has not cached."""
-        num_output = min(max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS)
-        work = Work(worker_id, float(prefill_tokens), num_output * DECODE_TOKEN_COST)
+        num_output = max_output_tokens
+        if not num_output or num_output > EXPECTED_OUTPUT_TOKENS:
+            num_output = EXPECTED_OUTPUT_TOKENS
+        decode_tokens = num_output * DECODE_TOKEN_COST
         load = self._loads.get(worker_id)
         if load is None:
             load = self._loads[worker_id] = _Load()
         self._changed.add(worker_id)
-        load.tokens += work.prefill_tokens + work.decode_tokens
-        load.prefill_tokens += work.prefill_tokens
+        load.tokens += prefill_tokens + decode_tokens
+        load.prefill_tokens += prefill_tokens
         load.num_requests += 1
-        return work
+        return Work(worker_id, prefill_tokens, decode_tokens)
 
     def prefilled(self, work: Work) -> None:
         """The first token is there, so the prompt is computed."""
         load = self._loads[work.worker_id]
         self._changed.add(work.worker_id)
-        load.tokens -= work.prefill_tokens
-        load.prefill_tokens -= work.prefill_tokens
+        prefill_tokens = work.prefill_tokens
+        load.tokens -= prefill_tokens
+        load.prefill_tokens -= prefill_tokens
         work.prefill_tokens = 0.0
 
     def finish(self, work: Work) -> None:

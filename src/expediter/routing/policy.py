@@ -11,10 +11,12 @@ from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerVie
 class RoutingPolicy(Protocol):
     """Chooses among a view's workers. May remember its choices; changes nothing else.
 
-    `uses_prefixes` says whether matches matter: if not, nobody computes them.
+    `uses_prefixes` says whether matches matter: if not, nobody computes them. Nor are loads told
+    where they do not matter, by `uses_loads`.
     """
 
     uses_prefixes: bool
+    uses_loads: bool
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:
         """The worker for the request, which is always one of the view's."""
@@ -44,34 +46,38 @@ class Random:
     """Every worker is as likely as any other."""
 
     uses_prefixes = False
+    uses_loads = False
 
     def __init__(self, *, rng: random.Random) -> None:
         self._rng = rng
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """Any worker."""
-        return _choice(self._rng.choice(view.workers), view, reason="random")
+        return _choice(self._rng.choice(view.workers).worker_id, view, reason="random")
 
 
 class RoundRobin:
     """Workers take turns."""
 
     uses_prefixes = False
+    uses_loads = False
 
     def __init__(self) -> None:
         self._turns = Turns()
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """The worker whose turn was longest ago."""
-        worker = self._turns.waited_longest(view.workers)
-        self._turns.take(worker.worker_id)
-        return _choice(worker, view, reason="round-robin")
+        worker_id = self._turns.waited_longest(view.workers).worker_id
+        self._turns.take(worker_id)
+        matched = view.matched.get(worker_id, 0)
+        return Choice(worker_id=worker_id, matched_tokens=matched, reason="round-robin")
 
 
 class LeastLoaded:
     """The least outstanding work; equals take turns."""
 
     uses_prefixes = False
+    uses_loads = True
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -83,19 +89,19 @@ class LeastLoaded:
         worker = self._turns.waited_longest(idlest)
         self._turns.take(worker.worker_id)
         scores = {worker.worker_id: -worker.load_tokens for worker in view.workers}
-        return _choice(worker, view, reason="least-loaded", scores=scores)
+        return _choice(worker.worker_id, view, reason="least-loaded", scores=scores)
 
 
 def _choice(
-    worker: WorkerView,
+    worker_id: WorkerId,
     view: ClusterView,
     *,
     reason: str,
     scores: dict[WorkerId, float] | None = None,
 ) -> Choice:
     return Choice(
-        worker_id=worker.worker_id,
-        matched_tokens=view.matched_tokens(worker.worker_id),
+        worker_id=worker_id,
+        matched_tokens=view.matched.get(worker_id, 0),
         reason=reason,
-        scores=scores or {},
+        scores={} if scores is None else scores,
     )

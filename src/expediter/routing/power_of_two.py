@@ -14,6 +14,7 @@ class PowerOfTwo:
     """The less loaded of two random workers; the first drawn when they are equal."""
 
     uses_prefixes = False
+    uses_loads = True
 
     def __init__(self, *, rng: random.Random) -> None:
         self._rng = rng

@@ -87,6 +87,7 @@ class PrebleE2:
     """Learns from its choices and from feedback; `observe` should be told of every event."""
 
     uses_prefixes = True
+    uses_loads = True
 
     def __init__(
         self,

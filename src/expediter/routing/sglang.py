@@ -36,6 +36,7 @@ class SglangCacheAware:
     """The published rule, fed by its own placements."""
 
     uses_prefixes = True
+    uses_loads = True
 
     def __init__(
         self,

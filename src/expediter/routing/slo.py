@@ -71,6 +71,7 @@ class PredictedCost:
     """argmin of the cost above."""
 
     uses_prefixes = True
+    uses_loads = True
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class Sticky:
     """The first worker from the key's place on the ring that is not full."""
 
     uses_prefixes = True  # a request without a session is known by its prompt
+    uses_loads = True
 
     def __init__(
         self,

@@ -88,6 +88,7 @@ class SimulatedExchange:
     """One request at one worker; the peer of `Exchange`."""
 
     is_empty = False
+    is_complete = False
 
     def __init__(
         self,
