@@ -53,8 +53,8 @@ class Scheduler:
         """`has_chunks` is false for an executor that needs to know only how much a step is."""
         self.kv_cache = kv_cache
         self.num_preemptions = 0
-        self._is_priority = config.policy == "priority"
-        self._is_chunked, self._budget = config.chunked_prefill, config.max_batched_tokens
+        self._config = config
+        self._is_chunked = config.chunked_prefill
         self._clock = clock
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
@@ -89,7 +89,7 @@ class Scheduler:
             raise ValueError(f"request {request.request_id} is already here")
         check_fits(request, max_model_len=self._max_model_len, kv_cache=self.kv_cache)
         self._num_added += 1
-        urgency = request.priority if self._is_priority else 0
+        urgency = request.priority if self._config.policy == "priority" else 0
         state = RequestState(
             request,
             sequence=self.kv_cache.open(request),
@@ -161,7 +161,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step; None when nothing can run now."""
-        step = Step(budget=self._budget, block_size=self.kv_cache.block_size)
+        step = Step(budget=self._config.max_batched_tokens, block_size=self.kv_cache.block_size)
         self._schedule_decodes(step)
         self._schedule_prefills(step)
         self._schedule_waiting(step)
