@@ -25,6 +25,7 @@ class FirstHereThenThere:
     """The first request to A, all others to B, which is to fetch so many tokens from A."""
 
     uses_prefixes = True
+    uses_loads = False
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from hash_engine import BLOCK_SIZE, HashModel, until
@@ -271,8 +271,7 @@ class Pair:
         body = self.body(prompt, kv_transfer_params=params, **fields)
         response = await self.decode.live.http.post(self.path, json=body)
         assert response.status_code == 200, response.text
-        answer: dict[str, Any] = response.json()
-        return answer
+        return cast("dict[str, Any]", response.json())
 
     async def serial(self, prompt: object, **fields: Any) -> dict[str, Any]:
         """vLLM's way: the decode leg after the answer to the first."""

@@ -17,7 +17,7 @@ from expediter.engine.shard import Shard
 
 LOOPBACK = "127.0.0.1"
 # Up to here gloo's all-reduce, which passes parts around in a ring, waits longer than it sends.
-# Measured with three ranks on two busy cores: all-to-all took 0.4 of its time for 18 KiB, 0.7 for
+# Measured with three ranks on two busy cores: all-to-all took 0.6 of its time for 18 KiB, 0.7 for
 # 288 KiB, and twice as long for 1.1 MiB.
 FEW_BYTES = 256 * 1024
 

@@ -3,8 +3,6 @@
 import ctypes
 from collections.abc import Callable
 
-import llvmlite.binding as llvm
-
 Function = Callable[..., None]
 
 # Without them LLVM splits vectors of 64 bytes where it believes halves to be faster.
@@ -17,7 +15,9 @@ class Library:
     """The functions of a source, for the processor this runs on; which lives as long as they."""
 
     def __init__(self, source: str) -> None:
-        """Raises RuntimeError where LLVM does not understand the source."""
+        """Raises ImportError without llvmlite, RuntimeError if LLVM rejects the source."""
+        import llvmlite.binding as llvm
+
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine(
