@@ -15,7 +15,7 @@ from expediter.clock import Clock
 from expediter.cluster.client import ForwardedRequest, ResponseSink, Usage
 from expediter.cluster.decisions import FETCH_FAILED, LEASE_OVER, Decision, DecisionLog
 from expediter.cluster.errand import in_task
-from expediter.cluster.handed import Fetching, Handed, PrefillRefused
+from expediter.cluster.handed import Handed, PrefillRefused
 from expediter.cluster.handover import Splitting
 from expediter.cluster.leg import Legs
 from expediter.cluster.membership import Membership
@@ -194,10 +194,10 @@ class Dispatcher:
         )
         try:
             sink.placed(decision)
-            if isinstance(handed, Fetching):
-                exchange = await handed.send(leg, sink)
-            else:
+            if isinstance(handed, ForwardedRequest):
                 exchange = await leg.member.client.send(handed, sink)
+            else:
+                exchange = await handed.send(leg, sink)
             status = leg.began(exchange)
             self.log.first_byte(decision, status=status, now=self._clock())
             if status < 300 and self._learner is not None:

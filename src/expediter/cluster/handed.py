@@ -14,9 +14,8 @@ from expediter.cluster.client import (
 )
 from expediter.cluster.decisions import Decision
 from expediter.cluster.leg import Leg
+from expediter.cluster.merging import FRAMING, Merging
 from expediter.errors import ClusterError, LeaseExpired, TransferError
-
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Fetching:
@@ -50,8 +49,8 @@ class Fetching:
         return exchange
 
 
-Handed = ForwardedRequest | Fetching
-"""What a decode worker gets: a request as it is, or one that fetches."""
+Handed = ForwardedRequest | Fetching | Merging
+"""What a decode worker gets: a request as it is, one that fetches, or one with half an answer."""
 
 
 class Collected:
@@ -94,7 +93,7 @@ class Collected:
             status=self.status,
             reason=self._reason,
             headers=[
-                *(h for h in self._headers if h[0] not in _FRAMING),
+                *(h for h in self._headers if h[0] not in FRAMING),
                 (b"content-length", b"%d" % len(body)),
             ],
             body=BodyKind.LENGTH,

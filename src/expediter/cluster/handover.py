@@ -10,6 +10,7 @@ Which one, the worker itself says, unless it is configured.
 """
 
 import logging
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -24,6 +25,10 @@ from expediter.routing.disaggregated import Disaggregated
 logger = logging.getLogger(__name__)
 
 SGLANG_BOOTSTRAP_PORT = 8998
+
+Merge = Callable[[bytes, bytes], bytes]
+"""Of a decode worker's whole answer, or an event of its stream, and all of the prefill worker's
+answer: what the client gets."""
 
 
 class Dialect(StrEnum):
@@ -83,6 +88,10 @@ class LegBodies(Protocol):
 
     def bootstrap_leg(self, request: ForwardedRequest, peer: KVPeer) -> ForwardedRequest:
         """SGLang's: the same for both workers, with rooms that no other request has."""
+        ...
+
+    def merge_of(self, request: ForwardedRequest) -> Merge | None:
+        """What makes SGLang's two answers one, where the decode worker's is not all of it."""
         ...
 
 

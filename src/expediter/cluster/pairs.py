@@ -26,6 +26,7 @@ from expediter.cluster.handed import Collected, Fetching, Handed, PrefillRefused
 from expediter.cluster.handover import Dialect, Splitting
 from expediter.cluster.leg import Legs
 from expediter.cluster.membership import Member
+from expediter.cluster.merging import Merging
 from expediter.errors import WorkerLost, WorkerSilent
 from expediter.routing.view import RoutedRequest
 
@@ -72,13 +73,14 @@ class Pairs:
         if pair.source.peer.dialect is Dialect.VLLM:
             yield await self._before(pair)
             return
+        decode: Handed
         if pair.source.peer.dialect is Dialect.SGLANG:
-            forwarded = decode = self._bodies.bootstrap_leg(pair.forwarded, pair.source.peer)
+            forwarded, decode = self._bootstrapped(pair)
         else:
             forwarded, decode = self._meeting(pair)
         try:
             async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(self._beside(pair, forwarded))
+                task = tasks.create_task(self._beside(pair, forwarded, decode))
                 yield decode
                 await asyncio.wait((task,), timeout=DRAIN_SECONDS)
                 task.cancel()
@@ -102,13 +104,15 @@ class Pairs:
         is_streamed = self._bodies.is_streamed(pair.forwarded)
         return Fetching(decode, seconds=self._lease_seconds if is_streamed else None)
 
-    async def _beside(self, pair: Pair, forwarded: ForwardedRequest) -> None:
+    async def _beside(self, pair: Pair, forwarded: ForwardedRequest, decode: Handed) -> None:
         """The prefill worker, while the decode worker waits for it until it can answer.
 
         Raises what must end the decode worker's part.
         """
         answer = await self._prefill(pair, forwarded)
         decision = pair.decision
+        if isinstance(decode, Merging):
+            decode.prefilled(answer.body if answer is not None and answer.status < 300 else b"")
         if (answer is not None and answer.status < 300) or decision.status is not None:
             return
         if pair.source.peer.dialect is not Dialect.SGLANG:
@@ -118,6 +122,15 @@ class Pairs:
         else:
             decision.prefill_error = decision.prefill_error or "server_error"
             raise WorkerLost(f"{pair.source.worker_id} did not compute the prompt")
+
+    def _bootstrapped(self, pair: Pair) -> tuple[ForwardedRequest, Handed]:
+        """The same for both, and who puts the answers together if one is not enough."""
+        forwarded = self._bodies.bootstrap_leg(pair.forwarded, pair.source.peer)
+        merge = self._bodies.merge_of(pair.forwarded)
+        if merge is None:
+            return forwarded, forwarded
+        is_streamed = self._bodies.is_streamed(pair.forwarded)
+        return forwarded, Merging(forwarded, merge=merge, is_streamed=is_streamed)
 
     def _meeting(self, pair: Pair) -> tuple[ForwardedRequest, ForwardedRequest]:
         """The two requests by which our own workers meet."""

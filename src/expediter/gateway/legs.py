@@ -11,12 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from expediter.cluster.client import ForwardedRequest, Usage
-from expediter.cluster.handover import KVPeer
-from expediter.gateway.openai import CHAT, COMPLETIONS
+from expediter.cluster.handover import KVPeer, Merge
+from expediter.gateway.openai import CHAT, COMPLETIONS, GENERATE
+from expediter.gateway.prompt_logprobs import merged
 from expediter.gateway.salting import with_field
 from expediter.gateway.transfer import FIELD
 
-SPLIT_PATHS = frozenset({COMPLETIONS, CHAT})
+SPLIT_PATHS = frozenset({COMPLETIONS, CHAT, GENERATE})
 ROOM_BITS = 63
 
 # What a prefill worker would do for an answer that nobody reads.
@@ -33,19 +34,36 @@ _NULL, _ZERO, _ONE = msgspec.Raw(b"null"), msgspec.Raw(b"0"), msgspec.Raw(b"1")
 _FALSE = msgspec.Raw(b"false")
 
 
+class _Sampling(msgspec.Struct):
+    n: int | None = None
+
+
 class _Count(msgspec.Struct):
-    """What says how many sequences a body asks for."""
+    """What says how many sequences a body asks for; SGLang's own API has other names for it."""
 
     prompt: str | list[Any] | None = None
+    text: str | list[Any] | None = None
+    input_ids: list[Any] | None = None
     n: int | None = None
+    sampling_params: _Sampling | list[_Sampling] | None = None
     stream: bool | None = None
     use_beam_search: bool | None = None
+    return_logprob: bool | list[bool] | None = None
 
     @property
-    def is_batch(self) -> bool:
-        """Whether the prompt is a list of prompts; a list of token ids is one."""
-        prompt = self.prompt
-        return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    def batch(self) -> list[Any] | None:
+        """The prompts, if it is a list of prompts; a list of token ids is one."""
+        prompt = self.prompt or self.input_ids or self.text
+        is_batch = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        return prompt if is_batch else None  # type: ignore[return-value]  # a list, as was seen
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        sampling = self.sampling_params
+        if isinstance(sampling, list):
+            sampling = sampling[0] if sampling else None
+        return self.n or (sampling.n if sampling is not None else None) or 1
 
 
 class _Details(msgspec.Struct):
@@ -79,7 +97,7 @@ class Legs:
     def has_one_prompt(self, request: ForwardedRequest) -> bool:
         """See LegBodies. Beams are no sequences that go on from one first token."""
         count = _count(request)
-        return count is not None and not count.is_batch and not count.use_beam_search
+        return count is not None and count.batch is None and not count.use_beam_search
 
     def is_streamed(self, request: ForwardedRequest) -> bool:
         """See LegBodies."""
@@ -135,19 +153,25 @@ class Legs:
         """See LegBodies; a batch has an array of each, one entry a sequence."""
         count = _count(request)
         assert count is not None, "only what may be split"
-        num_choices = count.n or 1
-        body = request.body
+        body, batch, num_choices = request.body, count.batch, count.num_choices
         host, port = msgspec.json.encode(peer.host), b"%d" % peer.port
-        if not count.is_batch and num_choices == 1:
+        if batch is None and num_choices == 1:
             values = (host, port, self._room())
         else:
-            num_prompts = len(count.prompt) if count.is_batch and count.prompt else 1
-            number = num_prompts * num_choices
+            number = (1 if batch is None else len(batch)) * num_choices
             rooms = [self._room() for _ in range(number)]
             values = (_array([host] * number), _array([port] * number), _array(rooms))
         for name, value in zip(("host", "port", "room"), values, strict=True):
             body = with_field(body, f"bootstrap_{name}", value)
         return replace(request, body=body)
+
+    def merge_of(self, request: ForwardedRequest) -> Merge | None:
+        """See LegBodies; SGLang's own API tells what the prompt's tokens were worth."""
+        count = _count(request)
+        has_path = request.target.partition(b"?")[0] == GENERATE
+        if not has_path or count is None or not count.return_logprob:
+            return None
+        return merged
 
     def _room(self) -> bytes:
         return b"%d" % self._rng.getrandbits(ROOM_BITS)

@@ -65,6 +65,9 @@ class SimulatedBodies:
         """No simulated worker speaks SGLang's dialect."""
         raise ConfigError("disaggregation.handover: pairs of SGLang are not simulated")
 
+    def merge_of(self, request: ForwardedRequest) -> None:
+        """The decode worker's answer is all there is."""
+
 
 def _nobody(output: RequestOutput) -> None:
     """The prefill worker's token is told to the decode worker, not to the client."""
