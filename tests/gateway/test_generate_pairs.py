@@ -142,4 +142,4 @@ async def test_an_error_of_the_decode_worker_is_the_answer(raw: bytes) -> None:
     ],
 )
 def test_what_has_another_form_stays_as_it_is(whole: bytes, prefill: bytes) -> None:
-    assert merged(whole, prefill) == whole
+    assert merged(prefill)(whole) == whole

@@ -3,10 +3,8 @@
 import asyncio
 
 from expediter.cluster.client import (
-    BodyKind,
     Exchange,
     ForwardedRequest,
-    Header,
     Inflow,
     ResponseHead,
     ResponseSink,
@@ -14,7 +12,7 @@ from expediter.cluster.client import (
 )
 from expediter.cluster.decisions import Decision
 from expediter.cluster.leg import Leg
-from expediter.cluster.merging import FRAMING, Merging
+from expediter.cluster.merging import Merging, pass_whole
 from expediter.errors import ClusterError, LeaseExpired, TransferError
 
 
@@ -58,8 +56,7 @@ class Collected:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._reason = b""
-        self._headers: tuple[Header, ...] = ()
+        self._head: ResponseHead | None = None
         self.status = 0
 
     @property
@@ -72,7 +69,7 @@ class Collected:
 
     def start(self, head: ResponseHead, inflow: Inflow) -> bool:  # noqa: ARG002
         """Contents only."""
-        self.status, self._reason, self._headers = head.status, head.reason, tuple(head.headers)
+        self.status, self._head = head.status, head
         return False
 
     def write(self, data: bytes) -> None:
@@ -88,21 +85,8 @@ class Collected:
 
     def pass_on(self, sink: ResponseSink) -> None:
         """The same answer into another sink."""
-        body = self.body
-        head = ResponseHead(
-            status=self.status,
-            reason=self._reason,
-            headers=[
-                *(h for h in self._headers if h[0] not in FRAMING),
-                (b"content-length", b"%d" % len(body)),
-            ],
-            body=BodyKind.LENGTH,
-            length=len(body),
-        )
-        sink.start(head, _Still())
-        if body:
-            sink.write(body)
-        sink.end()
+        assert self._head is not None, "there is an answer"
+        pass_whole(self._head, self.body, sink, _Still())
 
 
 class PrefillRefused(ClusterError):

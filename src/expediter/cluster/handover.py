@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 SGLANG_BOOTSTRAP_PORT = 8998
 
-Merge = Callable[[bytes, bytes], bytes]
-"""Of a decode worker's whole answer, or an event of its stream, and all of the prefill worker's
-answer: what the client gets."""
+Merge = Callable[[bytes], Callable[[bytes], bytes]]
+"""Given all of the prefill worker's answer: what makes of the decode worker's whole answer, or of
+an event of its stream, what the client gets."""
 
 
 class Dialect(StrEnum):

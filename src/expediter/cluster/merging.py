@@ -5,6 +5,7 @@ until the prefill worker's answer is complete, which it nearly is when they come
 """
 
 import asyncio
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -19,7 +20,9 @@ from expediter.cluster.client import (
 from expediter.cluster.handover import Merge
 from expediter.cluster.leg import Leg
 
-FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+Merged = Callable[[bytes], bytes]
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _EVENT_END = b"\n\n"
 
 
@@ -30,21 +33,19 @@ class Merging:
         self._forwarded = forwarded
         self._merge = merge
         self._is_streamed = is_streamed
-        self._prefill: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._merged: asyncio.Future[Merged] = asyncio.get_running_loop().create_future()
 
     def prefilled(self, answer: bytes) -> None:
         """The prefill worker's answer; empty if there is none, and then nothing is added."""
-        if not self._prefill.done():
-            self._prefill.set_result(answer)
+        if not self._merged.done():
+            self._merged.set_result(self._merge(answer))
 
     async def send(self, leg: Leg, sink: ResponseSink) -> Exchange:
         """As WorkerClient's `send`."""
-        merged = _MergedSink(
-            sink, merge=self._merge, prefill=self._prefill, is_streamed=self._is_streamed
-        )
-        self._prefill.add_done_callback(lambda _: merged.go_on())
-        exchange = await leg.member.client.send(self._forwarded, merged)
-        return _MergedExchange(exchange, prefill=self._prefill)
+        merged_sink = _MergedSink(sink, merged=self._merged, is_streamed=self._is_streamed)
+        self._merged.add_done_callback(lambda _: merged_sink.go_on())
+        exchange = await leg.member.client.send(self._forwarded, merged_sink)
+        return _MergedExchange(exchange, merged=self._merged)
 
 
 class _MergedExchange:
@@ -52,9 +53,9 @@ class _MergedExchange:
 
     is_complete = False
 
-    def __init__(self, exchange: Exchange, *, prefill: asyncio.Future[bytes]) -> None:
+    def __init__(self, exchange: Exchange, *, merged: asyncio.Future[Merged]) -> None:
         self._exchange = exchange
-        self._prefill = prefill
+        self._merged = merged
 
     @property
     def status(self) -> int:
@@ -70,7 +71,7 @@ class _MergedExchange:
         """See `Exchange`."""
         await self._exchange.ended()
         if self.status < 300:
-            await asyncio.wait([self._prefill])  # the sink, which asked first, is told first
+            await asyncio.wait([self._merged])  # the sink, which asked first, is told first
 
 
 class _MergedSink:
@@ -85,13 +86,11 @@ class _MergedSink:
         self,
         sink: ResponseSink,
         *,
-        merge: Merge,
-        prefill: asyncio.Future[bytes],
+        merged: asyncio.Future[Merged],
         is_streamed: bool,
     ) -> None:
         self._sink = sink
-        self._merge = merge
-        self._prefill = prefill
+        self._merged = merged
         self._is_streamed = is_streamed
         self._kept = b""
         self.placed = sink.placed
@@ -104,9 +103,10 @@ class _MergedSink:
             self._is_plain = True
             return self._sink.start(head, inflow)
         if self._is_streamed:
-            headers = [header for header in head.headers if header[0] not in FRAMING]
-            unframed = replace(head, headers=headers, body=BodyKind.UNTIL_CLOSE, length=0)
-            self._sink.start(unframed, inflow)
+            unframed = [header for header in head.headers if header[0] not in _FRAMING]
+            self._sink.start(
+                replace(head, headers=unframed, body=BodyKind.UNTIL_CLOSE, length=0), inflow
+            )
         return False
 
     def write(self, data: bytes) -> None:
@@ -127,34 +127,34 @@ class _MergedSink:
 
     def go_on(self) -> None:
         """Pass on what can be, now that there is more of one answer or all of the other."""
-        if self._is_over or self._is_plain or not self._prefill.done():
+        if self._is_over or self._is_plain or not self._merged.done() or self._merged.cancelled():
             return
-        if self._prefill.cancelled():
-            return
-        prefill = self._prefill.result()
+        merged = self._merged.result()
         if self._is_streamed:
-            self._pass_events(prefill)
+            self._pass_events(merged)
         elif self._has_ended:
-            self._pass_whole(prefill)
+            self._pass_whole(merged)
 
-    def _pass_events(self, prefill: bytes) -> None:
+    def _pass_events(self, merged: Merged) -> None:
         *events, self._kept = self._kept.split(_EVENT_END)
         for event in events:
-            self._sink.write(self._merge(event, prefill) + _EVENT_END)
+            self._sink.write(merged(event) + _EVENT_END)
         if self._has_ended:
             self._is_over = True
             if self._kept:
                 self._sink.write(self._kept)
             self._sink.end()
 
-    def _pass_whole(self, prefill: bytes) -> None:
+    def _pass_whole(self, merged: Merged) -> None:
         self._is_over = True
-        body = self._merge(self._kept, prefill)
-        head = self._head
-        headers = [header for header in head.headers if header[0] not in FRAMING]
-        headers.append((b"content-length", b"%d" % len(body)))
-        whole = replace(head, headers=headers, body=BodyKind.LENGTH, length=len(body))
-        self._sink.start(whole, self._inflow)
-        if body:
-            self._sink.write(body)
-        self._sink.end()
+        pass_whole(self._head, merged(self._kept), self._sink, self._inflow)
+
+
+def pass_whole(head: ResponseHead, body: bytes, sink: ResponseSink, inflow: Inflow) -> None:
+    """An answer that is all there, into a sink, framed by its length however it came."""
+    headers = [header for header in head.headers if header[0] not in _FRAMING]
+    headers.append((b"content-length", b"%d" % len(body)))
+    sink.start(replace(head, headers=headers, body=BodyKind.LENGTH, length=len(body)), inflow)
+    if body:
+        sink.write(body)
+    sink.end()

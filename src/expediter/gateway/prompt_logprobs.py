@@ -5,6 +5,9 @@ the prompt; they go in front of what the decode worker lists (as in sglang-route
 `merge_logprobs`). All else stays as the decode worker wrote it, field by field.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 Raw = msgspec.Raw
@@ -17,13 +20,20 @@ _answers = msgspec.json.Decoder(dict[str, Raw] | list[dict[str, Raw]])
 _lists = msgspec.json.Decoder(list[Raw] | None)
 
 
-def merged(answer: bytes, prefill: bytes) -> bytes:
-    """An answer, or one event of a stream, with what all of the prefill worker's answer adds.
+def merged(prefill: bytes) -> Callable[[bytes], bytes]:
+    """For a prefill worker's whole answer: what adds it to an answer, or to an event of a stream.
 
-    What is not of the right form is returned as it came: it is the worker's to answer for.
+    What is not of the right form stays as it came: it is the worker's to answer for.
     """
     try:
         found = _prompts(prefill)
+    except (msgspec.MsgspecError, RecursionError):
+        return bytes  # the same object
+    return partial(_merged_answer, found=found)
+
+
+def _merged_answer(answer: bytes, found: dict[int, _Lists]) -> bytes:
+    try:
         if answer.startswith(_DATA):
             return _merged_event(answer, found)
         fields = _answers.decode(answer)
