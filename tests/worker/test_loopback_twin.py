@@ -11,12 +11,12 @@ import asyncio
 import json
 import random
 import statistics
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import pytest
@@ -53,6 +53,17 @@ NUM_TRIALS = 16
 NUM_ATTEMPTS = 3
 
 
+class Decided(Protocol):
+    """What is compared of a request."""
+
+    @property
+    def decision(self) -> tuple[object, ...]: ...
+
+
+Simulate = Callable[..., Sequence[Decided]]
+"""Of turns and perhaps a network: what is seen of each."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """A request's placement, and how long it took."""
@@ -72,8 +83,8 @@ class Seen:
 class PacedModel(HashModel):
     """Takes the cost model's time. What a step is late by is taken off the next."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._due = 0.0
 
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
@@ -135,7 +146,7 @@ def simulated(turns: Sequence[Turn], network: Network | None = None) -> list[See
     return seen
 
 
-def first_doubt(turns: Sequence[Turn], rng: random.Random) -> int | None:
+def first_doubt(turns: Sequence[Turn], rng: random.Random, simulated: Simulate) -> int | None:
     """The first request whose placement depends on some milliseconds; None if there is none."""
     expected = [seen.decision for seen in simulated(turns)]
     doubts = []
@@ -149,12 +160,12 @@ def first_doubt(turns: Sequence[Turn], rng: random.Random) -> int | None:
     return min(doubts, default=None)
 
 
-def robust_workload() -> list[Turn]:
+def robust_workload(simulated: Simulate, *, seed: int) -> list[Turn]:
     """Whoever's placement is in doubt comes later, and all after it."""
-    rng = random.Random(7)
+    rng = random.Random(seed)
     turns = workload(rng)
     for _ in range(400):
-        doubt = first_doubt(turns, rng)
+        doubt = first_doubt(turns, rng, simulated)
         if doubt is None:
             return turns
         turns[doubt:] = [changed(t, arrival_time=t.arrival_time + 0.03) for t in turns[doubt:]]
@@ -258,7 +269,7 @@ async def note_lags(lags: list[float], *, pause: float = 0.005) -> None:
 
 
 async def test_a_live_fleet_and_its_simulation_place_every_request_alike() -> None:
-    turns = await asyncio.to_thread(robust_workload)
+    turns = await asyncio.to_thread(robust_workload, simulated, seed=7)
     expected = await asyncio.to_thread(simulated, turns)
     # Enough happens: hits, misses, and load that outweighs a hit.
     assert {seen.reason for seen in expected} >= {"longest-match", "no-match", "less-loaded"}

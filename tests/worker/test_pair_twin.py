@@ -5,7 +5,6 @@ events, real hand-overs of a real pool; only the model takes the time that a cos
 """
 
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,19 +18,18 @@ import pytest
 from handover_pair import CONFIG, PooledModel, SlowTransport
 from hash_engine import BLOCK_SIZE, byte_tokenizer
 from live_server import MODEL, live_server
-from msgspec.structs import replace as changed
 from test_loopback_twin import (
     COST,
     MAX_BATCHED_TOKENS,
     MAX_MODEL_LEN,
     NUM_ATTEMPTS,
     NUM_BLOCKS,
-    NUM_TRIALS,
     UNCERTAINTY,
+    PacedModel,
     note_lags,
     policy,
+    robust_workload,
     token_ids,
-    workload,
 )
 
 from expediter.config import (
@@ -44,7 +42,6 @@ from expediter.config import (
 )
 from expediter.gateway.gateway import Gateway
 from expediter.load import WorkerRole
-from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.simulation.client import Network
 from expediter.simulation.experiment import simulate
 from expediter.simulation.fabric import Fabric
@@ -79,21 +76,8 @@ class Seen:
         return self.worker_id, self.prefill_worker_id, self.reason
 
 
-class PacedModel(PooledModel):
-    """Takes the cost model's time. What a step is late by is taken off the next."""
-
-    def __init__(self) -> None:
-        super().__init__(NUM_BLOCKS)
-        self._due = 0.0
-
-    async def execute(self, output: SchedulerOutput) -> ModelOutput:
-        loop = asyncio.get_running_loop()
-        follows_another = loop.time() - self._due < UNCERTAINTY
-        start = self._due if follows_another else loop.time()
-        result = await super().execute(output)
-        self._due = start + COST.seconds(output.work)
-        await asyncio.sleep(self._due - loop.time())
-        return result
+class PacedPool(PacedModel, PooledModel):
+    """Takes its time, and keeps its store in a real pool."""
 
 
 def simulated(turns: Sequence[Turn], network: Network | None = None) -> list[Seen]:
@@ -130,36 +114,10 @@ def simulated(turns: Sequence[Turn], network: Network | None = None) -> list[See
     return seen
 
 
-def first_doubt(turns: Sequence[Turn], rng: random.Random) -> int | None:
-    """The first request whose placement depends on some milliseconds; None if there is none."""
-    expected = [seen.decision for seen in simulated(turns)]
-    doubts = []
-    for _ in range(NUM_TRIALS):
-        late = [changed(t, arrival_time=t.arrival_time + rng.random() * UNCERTAINTY) for t in turns]
-        network = Network(response_seconds=rng.random() * UNCERTAINTY)
-        found = [seen.decision for seen in simulated(late, network)]
-        doubts += [
-            n for n, pair in enumerate(zip(expected, found, strict=True)) if len({*pair}) > 1
-        ]
-    return min(doubts, default=None)
-
-
-def robust_workload() -> list[Turn]:
-    """Whoever's placement is in doubt comes later, and all after it."""
-    rng = random.Random(11)
-    turns = workload(rng)
-    for _ in range(400):
-        doubt = first_doubt(turns, rng)
-        if doubt is None:
-            return turns
-        turns[doubt:] = [changed(t, arrival_time=t.arrival_time + 0.03) for t in turns[doubt:]]
-    raise AssertionError("no such workload")
-
-
 @asynccontextmanager
 async def live_worker(number: int, role: WorkerRole) -> AsyncIterator[WorkerEndpoint]:
     """One that hands over and publishes what it caches."""
-    model = PacedModel()
+    model = PacedPool(NUM_BLOCKS)
     transport = SlowTransport(model.memory, model.layout)
     publisher = KVEventPublisher("tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
     terms = Terms(engine_id=EngineId(f"twin-{number}"), host="127.0.0.1", role=role)
@@ -257,7 +215,7 @@ async def on_loopback(turns: Sequence[Turn]) -> list[Seen] | None:
 
 
 async def test_live_pairs_and_their_simulation_place_every_request_alike() -> None:
-    turns = await asyncio.to_thread(robust_workload)
+    turns = await asyncio.to_thread(robust_workload, simulated, seed=11)
     expected = await asyncio.to_thread(simulated, turns)
     # Enough happens: prompts that are split and prompts that are not, and every worker at work.
     assert {seen.reason for seen in expected} == {"split", "short-prompt"}
