@@ -202,7 +202,7 @@ class RequestHandler:
             model=fields.model,
             prompt=prompt,
             body_tokens=len(request.body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.max_completion_tokens or fields.max_tokens,
+            max_output_tokens=fields.max_output_tokens,
             session=session_of(request, fields, header=self._dispatcher.session_header),
         )
 
