@@ -10,6 +10,7 @@ begins, and what becomes of it counts only while the breaker has not changed sin
 requests that were lost at once open it once, and none of them can end a probe.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NewType
 
@@ -39,13 +40,23 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self, *, num_failures: int, open_seconds: float, max_open_seconds: float, clock: Clock
+        self,
+        *,
+        num_failures: int,
+        open_seconds: float,
+        max_open_seconds: float,
+        clock: Clock,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`num_failures` in a row open it; first for `open_seconds`."""
+        """`num_failures` in a row open it; first for `open_seconds`.
+
+        `changed` is called after it has opened, closed or let a probe pass.
+        """
         self._limit = num_failures
         self._open_seconds = open_seconds
         self._max_open_seconds = max(open_seconds, max_open_seconds)
         self._clock = clock
+        self._changed = changed
         self.period = Ticket(0)
         self._pause = open_seconds
         self._opens_at = 0.0  # when the next probe may pass
@@ -116,17 +127,18 @@ class CircuitBreaker:
         self._opens_at = self._clock()
 
     def _open(self, pause: float) -> None:
-        self._change()
         self._pause = pause
         self._opens_at = self._clock() + pause
         self._has_probe = self.is_closed = False
         self.num_failures = 0
         self.num_opened += 1
+        self._change()
 
     def _close(self) -> None:
-        self._change()
         self._has_probe, self.is_closed = False, True
         self.num_failures = 0
+        self._change()
 
     def _change(self) -> None:
         self.period = Ticket(self.period + 1)
+        self._changed()

@@ -7,12 +7,12 @@ not is a task around it, which time-outs and task groups need: they go through `
 """
 
 import asyncio
-from asyncio import current_task
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Done = Callable[[BaseException | None], None]
+_in_errand = False  # whether an errand runs now; asyncio's look for a task is a system call
 
 
 class Pause:
@@ -22,7 +22,7 @@ class Pause:
 
     def __await__(self) -> Generator[Any, None, None]:
         try:
-            if current_task() is None:
+            if _in_errand:
                 yield self
             else:
                 future = asyncio.get_running_loop().create_future()
@@ -60,8 +60,13 @@ class Errand:
 
     def go(self) -> None:
         """Run up to the next wait."""
+        global _in_errand
+        outer, _in_errand = _in_errand, True
         try:
-            waits_for = self._send(None)
+            try:
+                waits_for = self._send(None)
+            finally:
+                _in_errand = outer
         except StopIteration:
             self._waits_for = None  # nothing of an answer is kept until the next one
             self._done(None)
@@ -111,7 +116,7 @@ async def in_task(
     For what needs a task: `asyncio.timeout`, `TaskGroup`. If whoever waits is cancelled when the
     work is just done, its result is `unwanted`.
     """
-    if current_task() is not None:
+    if not _in_errand:
         return await work
     task = asyncio.get_running_loop().create_task(work)
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -65,7 +66,8 @@ class _Models(msgspec.Struct):
 class Member:
     """A worker and what is known of it.
 
-    Only the membership changes it, but for `begin` and `end`, which frame every request.
+    Only the membership changes it, but for `begin` and `end`, which frame every request. What
+    decides whether it may get any is set by properties: each time, `changed` is called.
     """
 
     worker_id: WorkerId
@@ -73,12 +75,10 @@ class Member:
     client: WorkerClient
     breaker: CircuitBreaker
     unloaded: WorkerView  # what a policy sees that has no use for loads
+    changed: Callable[[], None]
     role: WorkerRole = WorkerRole.BOTH  # changed by `Membership.assign`
     peer: KVPeer = field(default_factory=KVPeer)  # how its KV is fetched
-    health: WorkerStatus = WorkerStatus.STARTING
-    is_draining: bool = False
     model_cards: dict[str, msgspec.Raw] = field(default_factory=dict)
-    models: dict[str, Model] = field(default_factory=dict)
     subscribers: dict[KVEventSource, Subscriber] = field(default_factory=dict)
     load: ReportedLoad | None = None  # what it last said, unless that is too long ago
     num_others: int = 0  # requests there that others sent, by its own count
@@ -89,6 +89,39 @@ class Member:
     is_idle: asyncio.Event | None = None  # where somebody waits for it
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     removal: asyncio.Task[None] | None = None
+    _health: WorkerStatus = field(default=WorkerStatus.STARTING, init=False)
+    _is_draining: bool = field(default=False, init=False)
+    _models: Mapping[str, Model] = field(default_factory=dict, init=False)
+
+    @property
+    def health(self) -> WorkerStatus:
+        """What its health checks say; it is never DRAINING."""
+        return self._health
+
+    @health.setter
+    def health(self, health: WorkerStatus) -> None:
+        self._health = health
+        self.changed()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it gets no more requests."""
+        return self._is_draining
+
+    @is_draining.setter
+    def is_draining(self, is_draining: bool) -> None:
+        self._is_draining = is_draining
+        self.changed()
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """What it says it serves, by name; replaced as a whole."""
+        return self._models
+
+    @models.setter
+    def models(self, models: Mapping[str, Model]) -> None:
+        self._models = models
+        self.changed()
 
     @property
     def status(self) -> WorkerStatus:

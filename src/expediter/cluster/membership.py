@@ -9,7 +9,7 @@ breaker (`breaker.py`).
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from expediter.clock import Clock
@@ -18,6 +18,7 @@ from expediter.cluster.client import WorkerClient
 from expediter.cluster.handover import Dialect
 from expediter.cluster.load_poll import CountOf, LoadPoll
 from expediter.cluster.member import Member, Model, Subscriber, WorkerStatus
+from expediter.cluster.roster import Roster
 from expediter.cluster.watch import Subscribe, Watch
 from expediter.config import HealthConfig, WorkerEndpoint
 from expediter.errors import ClusterError, ConfigError
@@ -29,8 +30,6 @@ from expediter.routing.view import WorkerView
 __all__ = ["Member", "Membership", "Model", "Subscribe", "Subscriber", "WorkerStatus"]
 
 logger = logging.getLogger(__name__)
-
-_UP = WorkerStatus.UP  # on the way of every request, where the look-up in an enum costs 1 us
 
 Connect = Callable[[WorkerEndpoint], WorkerClient]
 
@@ -57,6 +56,7 @@ class Membership:
         self._load = LoadPoll(self._config, clock=clock, learnt=self._health.tell_added)
         self._tasks: asyncio.TaskGroup | None = None
         self.members: dict[WorkerId, Member] = {}
+        self._roster = Roster(self.members)
         self.has_roles = False  # whether anybody plays less than both
 
     @property
@@ -103,6 +103,7 @@ class Membership:
             open_seconds=config.breaker_open_seconds,
             max_open_seconds=config.breaker_max_open_seconds,
             clock=self._clock,
+            changed=self._roster.changed,
         )
         member = Member(
             worker_id=worker_id,
@@ -110,9 +111,11 @@ class Membership:
             client=self._connect(endpoint),
             breaker=breaker,
             unloaded=WorkerView(worker_id=worker_id),
+            changed=self._roster.changed,
             role=endpoint.role,
         )
         self.members[worker_id] = member
+        self._roster.changed()
         self._see_roles()
         self._index.add_worker(worker_id)
         self._watch(member)
@@ -157,6 +160,7 @@ class Membership:
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker and close its connections; requests that run there are lost."""
         member = self.members.pop(worker_id)
+        self._roster.changed()
         self._see_roles()
         for task in member.tasks:
             task.cancel()
@@ -172,24 +176,13 @@ class Membership:
         member.role = role
         self._see_roles()
 
-    def ready(self) -> list[Member]:
+    def ready(self) -> Sequence[Member]:
         """The workers that may get requests now."""
-        return [
-            m
-            for m in self.members.values()
-            if m.health is _UP and not m.is_draining and (m.breaker.is_closed or m.breaker.allows())
-        ]
+        return self._roster.ready()
 
-    def serving(self, model: str) -> list[Member]:
+    def serving(self, model: str) -> Sequence[Member]:
         """Of these the ones that say they serve the model; all of them, if none does."""
-        return [
-            m
-            for m in self.members.values()
-            if model in m.models
-            and m.health is _UP
-            and not m.is_draining
-            and (m.breaker.is_closed or m.breaker.allows())
-        ] or self.ready()
+        return self._roster.serving(model)
 
     def is_adapter(self, model: str) -> bool:
         """Whether workers say that the model is an adapter of another."""

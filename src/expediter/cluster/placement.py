@@ -55,6 +55,8 @@ class Placement:
         self._work = work
         self._by_load = LeastLoaded()
         self._views: dict[WorkerId, WorkerView] = {}  # that still hold, of those without others
+        self._members: Sequence[Member] = ()  # of the view without loads
+        self._unloaded = ClusterView(workers=())
         self.policy = policy
 
     def candidates(self, request: RoutedRequest) -> Sequence[Member]:
@@ -140,10 +142,11 @@ class Placement:
         if request.prompt is None and policy.uses_prefixes:
             policy = self._by_load
         if policy.uses_loads or request.prompt is not None:
-            view = self._view(request, members)
-        else:
-            view = ClusterView(workers=[member.unloaded for member in members])
-        return policy.choose(request, view)
+            return policy.choose(request, self._view(request, members))
+        if members is not self._members:  # most often they are those of the last request
+            self._members = members
+            self._unloaded = ClusterView(workers=[member.unloaded for member in members])
+        return policy.choose(request, self._unloaded)
 
     def _view(self, request: RoutedRequest, members: Sequence[Member]) -> ClusterView:
         self._forget_changed(max_views=2 * len(self._membership.members))

@@ -24,6 +24,7 @@ from expediter.gateway.handler import RequestHandler
 from expediter.gateway.memory import keep_freed_memory
 from expediter.gateway.metrics import GatewayMetrics
 from expediter.gateway.observations import Observations
+from expediter.gateway.outbox import Outbox
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.reconfigure import (
     changed_workers,
@@ -79,6 +80,7 @@ class Gateway:
         self._worker_tls = (
             worker_tls(config.worker_tls) if any(map(speaks_tls, config.workers)) else None
         )
+        self._outbox = Outbox()
         self._threads = ThreadPoolExecutor(1, "tokenizer", initializer=make_way)
         self._background: asyncio.Task[None] | None = None
         self._source = build_source(config.discovery) if config.discovery is not None else None
@@ -136,9 +138,8 @@ class Gateway:
             clock=clock,
         )
         self._admission = Admission(config, handler=handler, endpoints=endpoints, clock=clock)
-        self._server = HttpServer(
-            handler, config, tls=client_tls(config.tls) if config.tls else None
-        )
+        tls = client_tls(config.tls) if config.tls else None
+        self._server = HttpServer(handler, config, self._outbox, tls)
 
     @property
     def port(self) -> int:
@@ -226,7 +227,7 @@ class Gateway:
     def _connect(self, endpoint: WorkerEndpoint) -> HttpWorker:
         if self._worker_tls is None and speaks_tls(endpoint):
             self._worker_tls = worker_tls(self.config.worker_tls)
-        client = HttpWorker(endpoint, self.config, tls=self._worker_tls)
+        client = HttpWorker(endpoint, self.config, tls=self._worker_tls, outbox=self._outbox)
         self._clients.add(client)
         return client
 

@@ -7,6 +7,7 @@ chooses its model's name and its class, so both are bounded: a model that no wor
 `other`, and so is a class once there are many.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
@@ -58,7 +59,7 @@ class Labels(msgspec.Struct, frozen=True):
     slo_class: str
 
 
-Row = tuple[float, float, float, float, float, int, int]
+ROW_NUMBERS = 7
 """When a request arrived, was sent on and was placed, its worker's first byte after that or
 UNKNOWN, its end, the number of tries, and the tokens of the answer or 0."""
 
@@ -75,14 +76,14 @@ class Series:
         self.total = Histogram(SECONDS)
         self.token = Histogram(TOKEN_SECONDS)
         self.statuses: Counter[int] = Counter()
-        self.rows: list[Row] = []  # that are not counted yet
+        self.rows = array("d")  # that are not counted yet, one after the other
 
     def sort_in(self) -> None:
         """Count what is in the rows."""
         if not self.rows:
             return
-        arrived, sent, placed, wait, ended, tries, num_tokens = np.array(self.rows).T
-        self.rows.clear()
+        rows, self.rows = np.frombuffer(self.rows), array("d")
+        arrived, sent, placed, wait, ended, tries, num_tokens = rows.reshape(-1, ROW_NUMBERS).T
         first = placed + wait
         is_answered = ~np.isnan(wait)
         self.queueing.add(sent - arrived)
@@ -116,7 +117,7 @@ class Observations:
         key = (story.routed.model, decision.worker_id, story.slo_class)
         series = self._by_name.get(key) or self._named(key)
         series.statuses[story.status] += 1
-        series.rows.append(
+        series.rows.extend(
             (
                 story.arrived_at,
                 story.sent_at,
@@ -127,7 +128,7 @@ class Observations:
                 decision.output_tokens or 0,
             )
         )
-        if len(series.rows) >= MAX_ROWS:
+        if len(series.rows) >= MAX_ROWS * ROW_NUMBERS:
             series.sort_in()
 
     def series(self, worker_ids: Collection[str]) -> Iterator[tuple[Labels, Series]]:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from expediter.cluster.errand import Errand
 from expediter.config import GatewayConfig
+from expediter.gateway.outbox import Outbox
 from expediter.gateway.replies import error_reply, render_reply
 from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads
 from expediter.gateway.request_reader import RequestReader
@@ -37,11 +38,12 @@ class HttpServer:
     """Accepts connections, and closes those that stall; call `sweep` now and then."""
 
     def __init__(
-        self, handler: Handler, config: GatewayConfig, *, tls: ssl.SSLContext | None = None
+        self, handler: Handler, config: GatewayConfig, outbox: Outbox, tls: ssl.SSLContext | None
     ) -> None:
         """`config` may be replaced while it runs; `tls` is None for plain HTTP."""
         self.handler = handler
         self.config = config
+        self.outbox = outbox
         self.tls = tls
         self.connections: set[ClientConnection] = set()
         self.is_stopping = False
@@ -105,6 +107,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
+        self._outbox = server.outbox
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(
             self,
@@ -138,9 +141,8 @@ class ClientConnection(asyncio.Protocol):
         return self._server.tls is not None
 
     def write(self, data: bytes) -> None:
-        """Send to the client, unless it has just left: then nobody would read it."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        """Send to the client."""
+        self._outbox.write(self.transport, data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
@@ -214,18 +216,18 @@ class ClientConnection(asyncio.Protocol):
             return
         elif self._refused_at is not None:
             if now - self._refused_at > LINGER_SECONDS:
-                self.transport.close()
+                self._outbox.close(self.transport)
         elif self._reader.in_head and now - self._head_began > config.header_seconds:
             self._refuse(BadRequest(408, "the request's head took too long"))
         elif self._reader.in_body and silence > config.idle_seconds:
             self._refuse(BadRequest(408, "the request's body stopped coming"))
         elif silence > config.keep_alive_seconds:
-            self.transport.close()
+            self._outbox.close(self.transport)
 
     def close_if_idle(self) -> None:
         """Close unless a request runs."""
         if self._request is None:
-            self.transport.close()
+            self._outbox.close(self.transport)
 
     def abort(self) -> None:
         """Close at once."""
@@ -266,6 +268,7 @@ class ClientConnection(asyncio.Protocol):
     def _answer_refused(self, error: BadRequest) -> None:
         reply = error_reply(error.status, str(error))
         self.write(render_reply(reply, keeps_alive=False))
+        self._outbox.flush()
         if not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
         self._refused_at = self._clock()
@@ -280,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
         request.body = b""  # the reader has the request until the next one comes
         self._last_read = self._clock()
         if not request.keeps_alive or self._server.is_stopping:
-            self.transport.close()
+            self._outbox.close(self.transport)
             if self._is_lost:
                 self._server.closed(self)
         elif self._pending or self._owes_continue:

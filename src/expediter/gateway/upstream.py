@@ -13,6 +13,7 @@ from expediter.cluster.errand import in_task
 from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.gateway.exchange import HttpExchange
+from expediter.gateway.outbox import Outbox
 
 MAX_IDLE_CONNECTIONS = 1024
 # Descriptors, ports or memory have run out here, which says nothing against the worker:
@@ -33,8 +34,12 @@ class HttpWorker:
         config: GatewayConfig,
         *,
         tls: ssl.SSLContext | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
-        """`config` may be replaced; `tls` is for https, by default the system's trust."""
+        """`config` may be replaced; `tls` is for https, by default the system's trust.
+
+        `outbox` may be shared by all connections of one event loop.
+        """
         url = urlsplit(endpoint.url)
         self._host = url.hostname or "127.0.0.1"
         self._port = url.port or (443 if url.scheme == "https" else 80)
@@ -42,6 +47,7 @@ class HttpWorker:
         self._authority = url.netloc.rpartition("@")[2].encode()
         self._base_path = url.path.rstrip("/").encode()
         self.config = config
+        self.outbox = outbox or Outbox()
         self._idle: list[UpstreamConnection] = []
         self._all: set[UpstreamConnection] = set()
 
@@ -162,13 +168,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def start(self, request: ForwardedRequest, head: bytes, sink: ResponseSink) -> HttpExchange:
         """Send a request; the answer goes to the sink."""
-        transport = self.transport
+        transport, body = self.transport, request.body
         self.exchange = exchange = HttpExchange(
             transport, sink, clock=self._clock, is_head_request=request.method == b"HEAD"
         )
-        body = request.body
         if len(body) <= COPIED_BYTES:
-            transport.write(head + body)
+            self._worker.outbox.write(transport, head + body)
         else:
             transport.writelines((head, body))
         return exchange

@@ -1,7 +1,8 @@
 """Which worker gets a request: the contract, and the policies that ignore caches."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Protocol
 
 from expediter.load import WorkerId
@@ -36,6 +37,11 @@ class Turns:
         turns = [last_turn(worker.worker_id, 0) for worker in workers]
         return workers[turns.index(min(turns))]
 
+    def in_order(self, workers: Sequence[WorkerView]) -> list[WorkerView]:
+        """All of them, as their turns come if each is taken in its turn."""
+        last_turn = self._last_turn.get
+        return sorted(workers, key=lambda worker: last_turn(worker.worker_id, 0))
+
     def take(self, worker_id: WorkerId) -> None:
         """It was this worker's turn."""
         self._num_turns += 1
@@ -64,13 +70,24 @@ class RoundRobin:
 
     def __init__(self) -> None:
         self._turns = Turns()
+        self._workers: Sequence[WorkerView] = ()
+        self._round: Iterator[WorkerView] | None = None
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """The worker whose turn was longest ago."""
-        worker_id = self._turns.waited_longest(view.workers).worker_id
+        worker_id = self._next(view.workers).worker_id
         self._turns.take(worker_id)
         matched = view.matched.get(worker_id, 0)
         return Choice(worker_id=worker_id, matched_tokens=matched, reason="round-robin")
+
+    def _next(self, workers: Sequence[WorkerView]) -> WorkerView:
+        """Without a look at all of them, while it is the same list that is given."""
+        if workers is not self._workers:
+            self._workers, self._round = workers, None
+            return self._turns.waited_longest(workers)
+        if self._round is None:
+            self._round = cycle(self._turns.in_order(workers))
+        return next(self._round)
 
 
 class LeastLoaded:
