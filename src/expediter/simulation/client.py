@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from expediter.cluster.client import BodyKind, ForwardedRequest, ResponseHead, ResponseSink
 from expediter.cluster.decisions import TransferReport
+from expediter.cluster.errand import Pause
 from expediter.errors import (
     ClusterError,
     RequestError,
@@ -84,8 +85,8 @@ def _head(status: int) -> ResponseHead:
     return ResponseHead(status=status, reason=b"", headers=(), body=BodyKind.UNTIL_CLOSE)
 
 
-class SimulatedExchange:
-    """One request at one worker; the peer of `Exchange`."""
+class SimulatedExchange(Pause):
+    """One request at one worker; the peer of `Exchange`. Awaited until something has come."""
 
     is_empty = False
     is_complete = False
@@ -113,7 +114,6 @@ class SimulatedExchange:
         self._loop = asyncio.get_running_loop()
         self._failure: ClusterError | None = None
         self._has_begun = False
-        self._changed: asyncio.Future[None] = self._loop.create_future()
         self._has_ended = False
 
     def take(self, output: RequestOutput | ClusterError) -> None:
@@ -135,7 +135,8 @@ class SimulatedExchange:
 
     async def begun(self) -> None:
         """Returns at the first byte; raises what prevents it."""
-        await self._change()
+        if not (self._has_begun or self._has_ended):
+            await self
         if not self._has_begun:
             assert self._failure is not None
             raise self._failure
@@ -143,17 +144,13 @@ class SimulatedExchange:
     async def ended(self) -> None:
         """See `Exchange`."""
         if not self._has_ended:
-            self._changed = self._loop.create_future()
-            await self._change()
+            await self
         if self._failure is not None:
             raise self._failure
 
-    async def _change(self) -> None:
-        try:
-            await self._changed
-        except asyncio.CancelledError:
-            self._worker.abort(self._request)
-            raise
+    def abort(self) -> None:
+        """See `Pause`: the request is given up."""
+        self._worker.abort(self._request)
 
     def _arrive(self, output: RequestOutput | ClusterError) -> None:
         if isinstance(output, ClusterError):
@@ -195,8 +192,8 @@ class SimulatedExchange:
         self._wake()
 
     def _wake(self) -> None:
-        if not self._changed.done():
-            self._changed.set_result(None)
+        """Who waits goes on when the worker has told everybody of its step."""
+        self._loop.call_soon(self.end)
 
 
 class Pages(Protocol):

@@ -11,6 +11,7 @@ import asyncio
 import math
 from functools import lru_cache
 
+from expediter.cluster.errand import Pause
 from expediter.request import RequestId, SampledToken
 from expediter.scheduling.output import ModelOutput, SchedulerOutput, StepWork
 from expediter.simulation.costs import CostModel
@@ -46,6 +47,7 @@ class SimulatedExecutor:
         self._cost = cost
         self._pipeline = pipeline
         self._jump: _Jump | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # asked for once: it is a system call
         self._slowdown = 1.0
         self.num_steps = 0
         self.num_jumps = 0
@@ -59,12 +61,10 @@ class SimulatedExecutor:
             await self._pipeline.enter(self._cost.seconds(work) * self._slowdown)
         self._jump = jump = self._start(work, output.max_steps)
         try:
-            await jump.ended
-        except BaseException:
-            jump.timer.cancel()
-            raise
+            await jump
         finally:
             self._jump = None
+            jump.timer.cancel()  # and with it what it knows, which is the jump
         num_steps = jump.num_steps
         self.num_steps += num_steps
         self.num_jumps += 1
@@ -97,39 +97,33 @@ class SimulatedExecutor:
         if max_steps > 1:
             last = self._cost.seconds(work.later(max_steps - 1)) * self._slowdown
             growth = (last - first) / (max_steps - 1)
-        return _Jump(first, growth=growth, num_steps=max_steps)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return _Jump(self._loop, first, growth=growth, num_steps=max_steps)
 
 
-class _Jump:
-    """Steps slept through as one; `ended` is done when the last of `num_steps` is."""
+class _Jump(Pause):
+    """Steps slept through as one, until the last of `num_steps` is over."""
 
-    __slots__ = (
-        "_first",
-        "_growth",
-        "_loop",
-        "_started",
-        "duration",
-        "ended",
-        "num_steps",
-        "timer",
-    )
-
-    def __init__(self, first: float, *, growth: float, num_steps: int) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, first: float, *, growth: float, num_steps: int
+    ) -> None:
+        self._loop = loop
         self._first = first
         self._growth = growth
         self._started = loop.time()
-        self.ended: asyncio.Future[None] = asyncio.Future(loop=loop)
         self._run(num_steps)
 
     def _run(self, num_steps: int) -> None:
         """End after so many."""
         self.num_steps = num_steps
         self.duration = num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
-        self.timer = self._loop.call_at(self._started + self.duration, _finish, self.ended)
+        self.timer = self._loop.call_at(self._started + self.duration, self.end)
 
     def cut(self) -> None:
         """End with the step that is running now."""
+        if self.num_steps == 1:
+            return
         num_steps = self._running_step()
         if num_steps < self.num_steps:
             self.timer.cancel()
@@ -138,7 +132,7 @@ class _Jump:
     def _running_step(self) -> int:
         """1 for the first: the least k whose `seconds` are not over yet."""
         elapsed = self._loop.time() - self._started - _EPSILON
-        if elapsed <= self._first or self.num_steps == 1:
+        if elapsed <= self._first:
             return 1
         # g k^2 / 2 + (f - g / 2) k = elapsed, solved without cancellation
         half = self._first - self._growth / 2
@@ -160,8 +154,3 @@ class _SameTokens(dict[RequestId, list[SampledToken]]):
 def _same_tokens(num_tokens: int) -> _SameTokens:
     """Nobody changes them, so they are made once."""
     return _SameTokens(num_tokens)
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():  # it is if the worker crashes at this very instant
-        future.set_result(None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from expediter.cluster.dispatcher import Dispatcher
+from expediter.cluster.errand import Errand
 from expediter.errors import ClusterError, RequestError, SimulationStalled
 from expediter.load import WorkerId, WorkerRole
 from expediter.request import Request, RequestId, RequestOutput, SamplingParams
@@ -22,7 +23,7 @@ from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
 from expediter.simulation.names import BlockNames
 from expediter.simulation.worker import SimulatedWorker
-from expediter.workload.replay import replay
+from expediter.workload.replay import Ended, Replay
 from expediter.workload.turn import Turn
 
 MakePolicy = Callable[[random.Random], RoutingPolicy]
@@ -123,11 +124,12 @@ class _Experiment:
         self._seed = seed
         self._on_answer = on_answer
         self._answers: list[Answer] = []
-        self._num_open = 0
+        self._open: dict[Answer, Errand] = {}
         self._names = BlockNames(fleet.worker.kv_cache.block_size)
         self._num_outputs = 0
 
     async def run(self, turns: Iterable[Turn], policy: MakePolicy) -> Run:
+        self._loop = asyncio.get_running_loop()
         fleet = SimulatedFleet(
             self._model,
             policy=policy(random.Random(f"policy {self._seed}")),
@@ -135,12 +137,12 @@ class _Experiment:
         )
         evictions = _listen(fleet, num_blocks=self._model.worker.num_blocks)
         async with fleet.running():
-            started = asyncio.get_running_loop().time()
+            started = self._loop.time()
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch(), name="watch")
-                await replay(turns, partial(self._send, fleet.dispatcher))
+                await self._replay(turns, fleet.dispatcher)
                 watch.cancel()
-            seconds = asyncio.get_running_loop().time() - started
+            seconds = self._loop.time() - started
             workers = _totals(fleet, evictions)
         return Run(
             fleet=self._model,
@@ -150,18 +152,28 @@ class _Experiment:
             seconds=seconds,
         )
 
-    async def _send(self, dispatcher: Dispatcher, turn: Turn) -> None:
-        answer = Answer(turn, now=asyncio.get_running_loop().time())
-        request_id = RequestId(f"request-{len(self._answers)}")
-        self._answers.append(answer)
-        self._num_open += 1
-        routed, forwarded = self._requests(answer, request_id)
+    async def _replay(self, turns: Iterable[Turn], dispatcher: Dispatcher) -> None:
+        def start(turn: Turn, ended: Ended) -> None:
+            answer = Answer(turn, now=self._loop.time())
+            self._answers.append(answer)
+            errand = self._open[answer] = Errand(ended)
+            errand.take(self._send(answer, dispatcher))
+            errand.go()
+
+        try:
+            await Replay(turns, start).run()
+        finally:
+            for errand in list(self._open.values()):
+                errand.cancel()
+
+    async def _send(self, answer: Answer, dispatcher: Dispatcher) -> None:
+        routed, forwarded = self._requests(answer, RequestId(f"request-{len(self._answers) - 1}"))
         try:
             await dispatcher.dispatch(routed, forwarded, answer)
         except (ClusterError, RequestError) as error:
             answer.status, answer.error = error.status, error.kind
         finally:
-            self._num_open -= 1
+            del self._open[answer]
         if self._on_answer is not None:
             self._on_answer(answer)
 
@@ -199,16 +211,17 @@ class _Experiment:
 
     def _receive(self, answer: Answer, output: RequestOutput) -> None:
         self._num_outputs += 1
-        answer.receive(output, now=asyncio.get_running_loop().time())
+        answer.receive(output, now=self._loop.time())
 
     async def _watch(self) -> None:
         """Health probes go on for ever, so the loop alone cannot see that nothing happens."""
         while True:
-            before = self._num_open, self._num_outputs
+            before = len(self._open), self._num_outputs
             await asyncio.sleep(IDLE_SECONDS)
-            if self._num_open and before == (self._num_open, self._num_outputs):
+            num_open = len(self._open)
+            if num_open and before == (num_open, self._num_outputs):
                 raise SimulationStalled(
-                    f"{self._num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
+                    f"{num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
                 )
 
 

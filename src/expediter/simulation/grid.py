@@ -39,13 +39,11 @@ class Line:
         self._ys = [y for _, y in points]
         slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(points)]
         self._slopes = slopes or [0.0]
-        self._last = len(self._slopes) - 1
+        self._inner = self.xs[1:-1]
 
     def at(self, x: float) -> float:
         """The y at this x."""
-        index = bisect_right(self.xs, x, 1) - 1
-        if index > self._last:
-            index = self._last
+        index = bisect_right(self._inner, x)
         return self._ys[index] + self._slopes[index] * (x - self.xs[index])
 
 
@@ -54,21 +52,17 @@ class _Surface:
 
     def __init__(self, rows: dict[float, list[tuple[float, float]]]) -> None:
         self._xs = sorted(rows)
-        self._last = len(self._xs) - 2
+        self._inner = self._xs[1:-1]
         self._lines = [Line(sorted(rows[x])) for x in self._xs]
-        self._between: dict[float, Line] = {}
 
     def line(self, x: float) -> Line:
-        """All values at this x; remembered, so for x of which there are few."""
-        line = self._between.get(x)
-        if line is None:
-            ys = sorted({y for line in self._lines for y in line.xs})
-            line = self._between[x] = Line([(y, self.at(x, y)) for y in ys])
-        return line
+        """All values at this x."""
+        ys = sorted({y for line in self._lines for y in line.xs})
+        return Line([(y, self.at(x, y)) for y in ys])
 
     def at(self, x: float, y: float) -> float:
         xs, lines = self._xs, self._lines
-        index = min(bisect_right(xs, x, 1) - 1, self._last)
+        index = bisect_right(self._inner, x)
         low, high = lines[index].at(y), lines[index + 1].at(y)
         return low + (high - low) * (x - xs[index]) / (xs[index + 1] - xs[index])
 
@@ -85,19 +79,20 @@ class GridCost:
         prefill[1.0] = decode[1.0]
         self._decode = _Surface(decode)
         self._prefill = _Surface(prefill)
+        self._decode_lines: dict[int, Line] = {}  # by batch: there are few
         self._shared_ms = min(ms for points in decode.values() for _, ms in points)
 
     def seconds(self, work: StepWork) -> float:
         """See `CostModel`."""
-        num_decodes = work.num_decodes
-        if num_decodes and not work.chunks:
-            return self._decode.line(num_decodes).at(work.num_context_tokens / num_decodes) * MS
+        batch = work.num_decodes
         prefill = self._prefill_ms(work) if work.chunks else 0.0
-        decode = 0.0
-        if work.num_decodes:
-            mean = work.num_context_tokens / work.num_decodes
-            decode = self._decode.line(work.num_decodes).at(mean)
-        return combined(prefill, decode, shared=self._shared_ms) * MS
+        if not batch:
+            return prefill * MS
+        line = self._decode_lines.get(batch)
+        if line is None:
+            line = self._decode_lines[batch] = self._decode.line(batch)
+        decode = line.at(work.num_context_tokens / batch)
+        return (combined(prefill, decode, shared=self._shared_ms) if prefill else decode) * MS
 
     def _prefill_ms(self, work: StepWork) -> float:
         if len(work.chunks) == 1:

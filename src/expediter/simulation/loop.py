@@ -63,7 +63,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Call]] = []
         self._serial = count()
         self._max_calls = max_calls
-        self._num_calls = 0  # since time last passed
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -119,26 +118,26 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Make the calls of one instant after the other, until the loop is to stop."""
         ready, timers = self._ready, self._timers
+        num_calls = 0  # since time last passed
         while True:
             while timers and timers[0][0] <= self._now:
                 ready.append(heappop(timers)[2])
             while ready and not self._stopping:
                 call = ready.popleft()
-                callback = call.callback
-                if callback is not None:
+                if call.callback is not None:
                     try:
-                        call.context.run(callback, *call.args)
+                        call.context.run(call.callback, *call.args)
                     except (SystemExit, KeyboardInterrupt):
                         raise
                     except BaseException as error:
                         self._failed(call, error)
-                self._num_calls += 1
-                if self._num_calls > self._max_calls:
-                    self._num_calls = 0
+                num_calls += 1
+                if num_calls > self._max_calls:
                     raise SimulationStalled(f"time stands still at {self._now:g} s; {self._who}")
             if self._stopping:
                 return
-            self._pass_time()
+            if self._has_passed_time():
+                num_calls = 0
 
     def _failed(self, call: _Call, error: BaseException) -> None:
         """As in asyncio, for what no future takes."""
@@ -146,15 +145,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             {"message": f"Exception in callback {call!r}", "exception": error, "handle": call}
         )
 
-    def _pass_time(self) -> None:
+    def _has_passed_time(self) -> bool:
+        """Go to the next timer; False if it is due at this very instant."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heappop(timers)
         if not timers:
             raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
-        if timers[0][0] > self._now:
-            self._now = timers[0][0]
-            self._num_calls = 0
+        if timers[0][0] <= self._now:
+            return False
+        self._now = timers[0][0]
+        return True
 
     @property
     def _who(self) -> str:

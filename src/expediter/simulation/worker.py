@@ -19,6 +19,7 @@ from expediter.request import Request, RequestOutput
 from expediter.scheduling.output import Executor
 from expediter.scheduling.scheduler import Scheduler
 from expediter.simulation.costs import CostModel
+from expediter.simulation.errands import as_errand
 from expediter.simulation.executor import Pipeline, SimulatedExecutor
 from expediter.worker.handover.contract import Handover
 from expediter.worker.handover.legs import Leg
@@ -156,7 +157,7 @@ class SimulatedWorker:
     async def _run(self, worker: Worker) -> None:
         if self._hands is not None:
             await self._hands.start()
-        await worker.run()
+        await as_errand(worker.run())
 
     def _build(self, tasks: asyncio.TaskGroup) -> Worker:
         model, hands = self._model, self._hands
