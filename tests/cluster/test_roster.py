@@ -42,7 +42,8 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=NAMES, models=st.sets(st.sampled_from(MODELS[:2])))
     def serves(self, name: str, models: set[str]) -> None:
-        self.member(name).models = {model: Model(model) for model in models}
+        parents = {"poet": "base"}
+        self.member(name).models = {m: Model(m, parent=parents.get(m)) for m in models}
 
     @rule(name=NAMES, drains=st.booleans())
     def drains(self, name: str, *, drains: bool) -> None:
@@ -68,6 +69,9 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_remembered_wrongly(self) -> None:
+        members = self.membership.members.values()
+        assert self.membership.is_adapter("poet") == any("poet" in m.models for m in members)
+        assert not self.membership.is_adapter("base")
         ready = [
             m
             for m in self.membership.members.values()

@@ -17,7 +17,7 @@ Header = tuple[bytes, bytes]
 """Name in lower case, value."""
 
 
-class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request on its way to a worker. `lines` are its end-to-end headers, without any length."""
 
     method: bytes
@@ -69,7 +69,7 @@ class Inflow(Protocol):
         ...
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an answer says it used, in tokens; None where it does not say."""
 
     prompt_tokens: int

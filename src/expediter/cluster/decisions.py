@@ -29,7 +29,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
 
 
-class Decision(msgspec.Struct, eq=False, kw_only=True):
+class Decision(msgspec.Struct, eq=False, kw_only=True, gc=False):
     """One placement. Times are seconds; `status` and what follows are set as they come.
 
     The front door adds when the request came, when it was read and ready to be placed, and when
@@ -63,11 +63,6 @@ class Decision(msgspec.Struct, eq=False, kw_only=True):
     prefill_error: str | None = None
     fallback: str | None = None
     transfer: TransferReport | None = None
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether another worker computes the prompt, as far as is known."""
-        return self.prefill_worker_id is not None and self.fallback is None
 
     @property
     def lost_worker_id(self) -> WorkerId:

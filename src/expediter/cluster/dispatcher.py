@@ -185,7 +185,9 @@ class Dispatcher:
         self, request: RoutedRequest, decision: Decision, handed: Handed, sink: ResponseSink
     ) -> None:
         """One try at the worker that answers."""
-        num_new = 0 if decision.is_pair else decision.num_tokens - decision.matched_tokens
+        # A pair's prompt is computed elsewhere, as far as is known.
+        is_pair = decision.prefill_worker_id is not None and decision.fallback is None
+        num_new = 0 if is_pair else decision.num_tokens - decision.matched_tokens
         leg = self._legs.open(
             self._membership.members[decision.worker_id],
             request,

@@ -18,7 +18,10 @@ _in_errand = False  # whether an errand runs now; asyncio's look for a task is a
 class Pause:
     """Awaited by one coroutine at a time, until `end`; `abort` if that one is cancelled."""
 
-    resume: Callable[[], None] | None = None  # set by whoever runs the coroutine
+    __slots__ = ("resume",)
+
+    def __init__(self) -> None:
+        self.resume: Callable[[], None] | None = None  # set by whoever runs the coroutine
 
     def __await__(self) -> Generator[Any, None, None]:
         try:

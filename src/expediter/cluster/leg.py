@@ -28,7 +28,7 @@ NO_FAULT = frozenset({501, 503})
 """5xx that say nothing against a worker: it cannot do this, or has no room for it now."""
 
 
-class Leg(msgspec.Struct, eq=False):
+class Leg(msgspec.Struct, eq=False, gc=False):
     """Say when the answer `began`, and that it `succeeded` or `failed`; `close` it in any case."""
 
     legs: "Legs"

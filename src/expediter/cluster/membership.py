@@ -9,7 +9,7 @@ breaker (`breaker.py`).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from expediter.clock import Clock
@@ -57,6 +57,9 @@ class Membership:
         self._tasks: asyncio.TaskGroup | None = None
         self.members: dict[WorkerId, Member] = {}
         self._roster = Roster(self.members)
+        self.ready = self._roster.ready
+        self.serving = self._roster.serving
+        self.is_adapter = self._roster.is_adapter
         self.has_roles = False  # whether anybody plays less than both
 
     @property
@@ -175,22 +178,6 @@ class Membership:
         """From now on it plays this role."""
         member.role = role
         self._see_roles()
-
-    def ready(self) -> Sequence[Member]:
-        """The workers that may get requests now."""
-        return self._roster.ready()
-
-    def serving(self, model: str) -> Sequence[Member]:
-        """Of these the ones that say they serve the model; all of them, if none does."""
-        return self._roster.serving(model)
-
-    def is_adapter(self, model: str) -> bool:
-        """Whether workers say that the model is an adapter of another."""
-        for member in self.members.values():
-            card = member.models.get(model)
-            if card is not None and card.parent is not None:
-                return True
-        return False
 
     def suspect(self, worker_id: WorkerId, error: ClusterError) -> None:
         """A request failed there: one that refuses is down, any other is probed at once."""

@@ -15,7 +15,7 @@ from expediter.cluster.eligible import eligible
 from expediter.cluster.handover import Dialect, Splitting
 from expediter.cluster.membership import Member, Membership
 from expediter.errors import WorkerUnavailable
-from expediter.load import WorkerId, WorkerRole
+from expediter.load import WorkerRole
 from expediter.routing.disaggregated import Disaggregated
 from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork
 from expediter.routing.policy import LeastLoaded, RoutingPolicy
@@ -26,7 +26,7 @@ NO_PREFILL_WORKER = "no-prefill-worker"
 NO_DECODE_WORKER = "no-decode-worker"
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`choice` is who answers. `fallback` says why nobody was there to make a pair with."""
 
     choice: Choice
@@ -54,7 +54,6 @@ class Placement:
         self._index = index
         self._work = work
         self._by_load = LeastLoaded()
-        self._views: dict[WorkerId, WorkerView] = {}  # that still hold, of those without others
         self._members: Sequence[Member] = ()  # of the view without loads
         self._unloaded = ClusterView(workers=())
         self.policy = policy
@@ -65,6 +64,8 @@ class Placement:
         if model is None:
             return membership.ready()
         serving = membership.serving(model)
+        if not membership.is_adapter(model):
+            return serving
         if membership.has_roles and self.splitting is not None:
             pools = ([m for m in serving if m.role is role] for role in WorkerRole)
             return [member for pool in pools for member in self._eligible(pool, model)]
@@ -149,8 +150,7 @@ class Placement:
         return policy.choose(request, self._unloaded)
 
     def _view(self, request: RoutedRequest, members: Sequence[Member]) -> ClusterView:
-        self._forget_changed(max_views=2 * len(self._membership.members))
-        known, make = self._views.get, self._worker_view
+        known, make = self._work.views.get, self._worker_view
         workers = [(not m.num_others and known(m.worker_id)) or make(m) for m in members]
         if request.prompt is None:
             return ClusterView(workers=workers)
@@ -159,25 +159,16 @@ class Placement:
             matched = {w.worker_id: matched[w.worker_id] for w in workers if w.worker_id in matched}
         return ClusterView(workers=workers, matched=matched)
 
-    def _forget_changed(self, *, max_views: int) -> None:
-        changed = self._work.take_changed()
-        if changed is None or len(self._views) > max_views:
-            self._views.clear()
-        else:
-            for worker_id in changed:
-                self._views.pop(worker_id, None)
-
     def _worker_view(self, member: Member) -> WorkerView:
-        tokens, num_requests, prefill_tokens = self._work.load(member.worker_id)
-        view = WorkerView(
-            worker_id=member.worker_id,
-            load_tokens=tokens + member.num_others * OTHERS_TOKENS,
-            num_requests=num_requests + member.num_others,
-            prefill_tokens=prefill_tokens,
-        )
+        view = self._work.view(member.worker_id) or member.unloaded
         if not member.num_others:
-            self._views[member.worker_id] = view
-        return view
+            return view
+        return WorkerView(
+            worker_id=member.worker_id,
+            load_tokens=view.load_tokens + member.num_others * OTHERS_TOKENS,
+            num_requests=view.num_requests + member.num_others,
+            prefill_tokens=view.prefill_tokens,
+        )
 
 
 def _dialect(prefill: Sequence[Member], decode: Sequence[Member]) -> Dialect | None:

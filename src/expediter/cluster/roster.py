@@ -19,11 +19,12 @@ class Roster:
     def __init__(self, members: Mapping[WorkerId, Member]) -> None:
         self._members = members
         self._ready: Sequence[Member] | None = None
+        self._adapters: set[str] | None = None
         self._serving: dict[str, Sequence[Member]] = {}
 
     def changed(self) -> None:
         """Somebody came, went or changed."""
-        self._ready = None
+        self._ready = self._adapters = None
         self._serving.clear()
 
     def ready(self) -> Sequence[Member]:
@@ -46,6 +47,13 @@ class Roster:
         if self._may_be_remembered() and len(self._serving) < MAX_MODELS:
             self._serving[model] = found
         return found
+
+    def is_adapter(self, model: str) -> bool:
+        """Whether workers say that the model is an adapter of another."""
+        if self._adapters is None:
+            cards = (card for m in self._members.values() for card in m.models.values())
+            self._adapters = {card.id for card in cards if card.parent is not None}
+        return model in self._adapters
 
     def _find(self, is_meant: Callable[[Member], bool]) -> Sequence[Member]:
         return [

@@ -18,7 +18,7 @@ from expediter.routing.prompt import BlockKey, Prompt
 BLOCK_TOKENS = 512
 
 
-class TracedRequest(msgspec.Struct, frozen=True):
+class TracedRequest(msgspec.Struct, frozen=True, gc=False):
     """`keys` name the prompt's full blocks of `BLOCK_TOKENS`."""
 
     arrived_at: float

@@ -40,7 +40,7 @@ class Admission:
             raise
         if before is not None and before is not log:
             before.close()
-        self._handler.access_log = log
+        self._handler.log_to(log)
         self._handler.tenancy = tenancy
         self._endpoints.show_all(tenancy is None and config.processes == 1)
 

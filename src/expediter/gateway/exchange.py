@@ -23,18 +23,25 @@ _LENGTH, _CHUNKED, _UNTIL_CLOSE = BodyKind.LENGTH, BodyKind.CHUNKED, BodyKind.UN
 class HttpExchange(Pause):
     """Reads one answer. The connection feeds it, and ends the pause when there is `has_news`."""
 
-    _buffer = b""
-    _head: ResponseHead | None = None
-    _body: Body | None = None
-    _error: ClusterError | None = None
-    status = 0  # the answer's, once the first byte has come
-    has_received = False
-    has_started = False
-    has_news = False  # the first byte has come
-    is_over = False
-    is_complete = False  # and not broken off
-    is_paused = False
-    keeps_connection = False
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_clock",
+        "_error",
+        "_head",
+        "_is_head_request",
+        "_sink",
+        "_transport",
+        "has_news",
+        "has_received",
+        "has_started",
+        "is_complete",
+        "is_over",
+        "is_paused",
+        "keeps_connection",
+        "last_activity",
+        "status",
+    )
 
     def __init__(
         self,
@@ -44,11 +51,24 @@ class HttpExchange(Pause):
         clock: Clock,
         is_head_request: bool,
     ) -> None:
+        self.resume = None
         self._clock = clock
         self._transport = transport
         self._sink = sink
         self._is_head_request = is_head_request
+        self._buffer = b""
+        self._head: ResponseHead | None = None
+        self._body: Body | None = None
+        self._error: ClusterError | None = None
         self.last_activity = clock()
+        self.status = 0  # the answer's, once the first byte has come
+        self.has_received = False
+        self.has_started = False
+        self.has_news = False  # the first byte has come
+        self.is_over = False
+        self.is_complete = False  # and not broken off
+        self.is_paused = False
+        self.keeps_connection = False
 
     @property
     def is_empty(self) -> bool:

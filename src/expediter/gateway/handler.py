@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -49,11 +49,12 @@ MAX_CLASS_BYTES = 64
 class RequestHandler:
     """Called with each request; returns when its answer is written.
 
-    `tenancy` and `access_log` may be replaced while it runs.
+    `tenancy` may be replaced while it runs, and the access log by `log_to`.
     """
 
     tenancy: Tenancy | None = None
     access_log: AccessLog | None = None
+    _sink: Callable[[ClientConnection, HttpRequest, bytes], ClientSink] = ClientSink
 
     def __init__(
         self,
@@ -71,6 +72,12 @@ class RequestHandler:
         self._clock = clock
         self._id_prefix = uuid.uuid4().hex[:20].encode()
         self._num_named = 0
+
+    def log_to(self, log: AccessLog | None) -> None:
+        """Tell this log of every request from now on; None tells nobody."""
+        self.access_log = log
+        is_plain = log is None and not logger.isEnabledFor(logging.DEBUG)
+        self._sink = ClientSink if is_plain else TalkativeSink
 
     def __call__(
         self, request: HttpRequest, connection: ClientConnection
@@ -119,7 +126,7 @@ class RequestHandler:
             story.routed = self._routed(story, fields, prompt)
             if lease is not None:
                 lease.reserve(story.routed.num_tokens, story.routed.max_output_tokens)
-            sink = self._sink(story, connection)
+            sink = self._sink(connection, request, story.request_id)
             forwarded = ForwardedRequest(
                 method=request.method,
                 target=request.target,
@@ -173,13 +180,6 @@ class RequestHandler:
         if self.access_log is not None:
             self.access_log.add(story)
 
-    def _sink(self, story: Story, connection: ClientConnection) -> ClientSink:
-        """The plain one, unless somebody wants to know more."""
-        request, request_id = story.request, story.request_id
-        if self.access_log is None and not logger.isEnabledFor(logging.DEBUG):
-            return ClientSink(connection, request, request_id)
-        return TalkativeSink(connection, request, request_id)
-
     def _fields(self, request: HttpRequest) -> Fields | None:
         """What the body says; None where there is none, or nothing that can be read."""
         body = request.body
@@ -194,7 +194,8 @@ class RequestHandler:
     def _routed(self, story: Story, fields: Fields | None, prompt: Prompt | None) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
         request, request_id = story.request, story.request_id.decode("latin-1")
-        story.slo_class = _slo_class(request) or story.tenant_id
+        given = request.first_values.get(SLO_CLASS)
+        story.slo_class = given[:MAX_CLASS_BYTES].decode("latin-1") if given else story.tenant_id
         if fields is None:
             return RoutedRequest(request_id=request_id)
         return RoutedRequest(
@@ -219,12 +220,6 @@ def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> 
     connection.write(
         render_reply(reply, keeps_alive=request.keeps_alive, with_body=request.method != b"HEAD")
     )
-
-
-def _slo_class(request: HttpRequest) -> str | None:
-    """The class that the client puts the request in, for metrics."""
-    given = request.first_values.get(SLO_CLASS)
-    return given[:MAX_CLASS_BYTES].decode("latin-1") if given else None
 
 
 def _num_tokens(decision: Decision | None) -> int | None:

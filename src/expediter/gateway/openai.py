@@ -20,7 +20,7 @@ _NOTHING = msgspec.Raw(b"")
 _CLOSING = ord("]")
 
 
-class Fields(msgspec.Struct):
+class Fields(msgspec.Struct, gc=False):
     """What a body says, by the names of OpenAI's API and vLLM's and SGLang's extensions."""
 
     model: str | None = None

@@ -23,7 +23,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-class HttpRequest(msgspec.Struct, eq=False):
+class HttpRequest(msgspec.Struct, eq=False, gc=False):
     """A complete request; header names are in lower case."""
 
     method: bytes = b""

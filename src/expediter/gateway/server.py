@@ -14,6 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from expediter.cluster.errand import Errand
@@ -128,6 +129,7 @@ class ClientConnection(asyncio.Protocol):
         self._request: HttpRequest | None = None  # the one that is answered
         self._errand = Errand(self._served)
         self.on_writable: Callable[[bool], None] | None = None  # told whether it keeps up
+        self.write: Callable[[bytes], None]  # sends to the client, at the end of the turn
         self.peer = b""
 
     @property
@@ -140,13 +142,10 @@ class ClientConnection(asyncio.Protocol):
         """Whether the client speaks TLS."""
         return self._server.tls is not None
 
-    def write(self, data: bytes) -> None:
-        """Send to the client."""
-        self._outbox.write(self.transport, data)
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        self.write = partial(self._outbox.write, self.transport)
         set_no_delay(transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]).encode() if peer else b"unknown"

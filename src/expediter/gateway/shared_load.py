@@ -18,6 +18,7 @@ import numpy as np
 from expediter.clock import Clock
 from expediter.load import WorkerId
 from expediter.routing.outstanding import OTHERS_TOKENS, OutstandingWork, Work
+from expediter.routing.view import WorkerView
 
 MAX_WORKERS = 4096
 REFRESH_SECONDS = 0.002
@@ -91,9 +92,6 @@ class SharedWork(OutstandingWork):
         self._others = _Others(table, row)
         self._read_at = float("-inf")
 
-    def take_changed(self) -> None:
-        """See OutstandingWork; the others say nothing of what they change."""
-
     def start(
         self, worker_id: WorkerId, *, prefill_tokens: int, max_output_tokens: int | None
     ) -> Work:
@@ -127,10 +125,14 @@ class SharedWork(OutstandingWork):
         """All processes' requests at the worker."""
         return self.own.num_requests(worker_id) + int(self._elsewhere(worker_id)[1])
 
-    def load(self, worker_id: WorkerId) -> tuple[float, int, float]:
-        """See OutstandingWork."""
-        prefill_tokens = self.prefill_tokens(worker_id)
-        return self.tokens(worker_id), self.num_requests(worker_id), prefill_tokens
+    def view(self, worker_id: WorkerId) -> WorkerView:
+        """See OutstandingWork; not kept, as the others do not tell when theirs would change."""
+        return WorkerView(
+            worker_id=worker_id,
+            load_tokens=self.tokens(worker_id),
+            num_requests=self.num_requests(worker_id),
+            prefill_tokens=self.prefill_tokens(worker_id),
+        )
 
     def num_elsewhere(self, worker_id: WorkerId) -> int:
         """The other processes' requests at the worker."""

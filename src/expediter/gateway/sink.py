@@ -28,18 +28,18 @@ _USAGE = re.compile(rb'"(prompt|cached|completion)_tokens"\s*:\s*(\d{1,12})\b')
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, gc=False):
     cached_tokens: Count | None = None
 
 
-class _Counts(msgspec.Struct):
+class _Counts(msgspec.Struct, gc=False):
     prompt_tokens: Count
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None  # as SGLang's own API has it
     prompt_tokens_details: _Details | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     usage: _Counts | None = None
 
 
@@ -49,15 +49,21 @@ _answers = msgspec.json.Decoder(_Answer)
 class ClientSink:
     """One answer on its way to one client; see ResponseSink."""
 
-    decision: Decision | None = None
-    _inflow: Inflow | None = None
-    _wraps = False  # the gateway makes chunks of a body that came without framing
-    _is_chunked = False
-    _ends_by_close = False
-    _is_event_stream = False
-    _before_last = _last = b""
-    _head = b""  # goes out with the first piece of the body
-    has_started = False
+    __slots__ = (
+        "_before_last",
+        "_connection",
+        "_ends_by_close",
+        "_head",
+        "_inflow",
+        "_is_chunked",
+        "_is_event_stream",
+        "_last",
+        "_request",
+        "_request_id",
+        "_wraps",
+        "decision",
+        "has_started",
+    )
 
     def __init__(
         self, connection: ClientConnection, request: HttpRequest, request_id: bytes
@@ -65,6 +71,15 @@ class ClientSink:
         self._connection = connection
         self._request = request
         self._request_id = request_id
+        self._inflow: Inflow | None = None
+        self._wraps = False  # the gateway makes chunks of a body that came without framing
+        self._is_chunked = False
+        self._ends_by_close = False
+        self._is_event_stream = False
+        self._before_last = self._last = b""
+        self._head = b""  # goes out with the first piece of the body
+        self.decision: Decision | None = None
+        self.has_started = False
 
     def placed(self, decision: Decision) -> None:
         """Remember whom to name in the headers."""
@@ -138,25 +153,18 @@ class ClientSink:
         counts = _counts(tail)
         if counts is None:
             return None
-        cached, details = counts.cached_tokens, counts.prompt_tokens_details
+        cached, details, decision = (
+            counts.cached_tokens,
+            counts.prompt_tokens_details,
+            self.decision,
+        )
+        has_transfer = decision is not None and decision.prefill_worker_id is not None
         return Usage(
             prompt_tokens=counts.prompt_tokens,
             cached_tokens=cached if details is None else details.cached_tokens,
             output_tokens=counts.completion_tokens,
-            transfer=self._transfer(tail),
+            transfer=_transfer(tail) if has_transfer else None,
         )
-
-    def _transfer(self, tail: bytes) -> TransferReport | None:
-        """What the worker says of KV that it fetched; looked for only where it had to."""
-        if self.decision is None or self.decision.prefill_worker_id is None:
-            return None
-        found = _TRANSFER.findall(tail)
-        if not found:
-            return None
-        try:
-            return msgspec.json.decode(found[-1], type=TransferReport)
-        except msgspec.DecodeError:
-            return None
 
     def _set_writable(self, is_writable: bool) -> None:
         assert self._inflow is not None
@@ -193,6 +201,17 @@ def _pair_lines(decision: Decision) -> bytes:
     if decision.fallback is not None:
         lines += b"x-expediter-fallback: %b\r\n" % decision.fallback.encode()
     return lines
+
+
+def _transfer(tail: bytes) -> TransferReport | None:
+    """What the worker says of KV that it fetched."""
+    found = _TRANSFER.findall(tail)
+    if not found:
+        return None
+    try:
+        return msgspec.json.decode(found[-1], type=TransferReport)
+    except msgspec.DecodeError:
+        return None
 
 
 def _counts(tail: bytes) -> _Counts | None:

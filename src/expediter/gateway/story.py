@@ -13,7 +13,7 @@ ABORTED = "aborted"
 """The error of a request whose client left, or whose gateway stopped, before its answer's end."""
 
 
-class Story(msgspec.Struct, eq=False, kw_only=True):
+class Story(msgspec.Struct, eq=False, kw_only=True, gc=False):
     """Times are seconds of the gateway's clock; `sent_at` is when it was ready to be placed."""
 
     request: HttpRequest

@@ -22,13 +22,14 @@ MAX_SCORES = 64
 class TalkativeSink(ClientSink):
     """Counts bytes; at debug level, says what every candidate scored."""
 
-    num_bytes = 0
+    __slots__ = ("_shows_scores", "num_bytes")
 
     def __init__(
         self, connection: ClientConnection, request: HttpRequest, request_id: bytes
     ) -> None:
         super().__init__(connection, request, request_id)
         self._shows_scores = logger.isEnabledFor(logging.DEBUG)
+        self.num_bytes = 0
 
     def placed(self, decision: Decision) -> None:
         """See ResponseSink."""

@@ -4,9 +4,12 @@ Counted here at once, because a worker's own metrics come too late: a burst woul
 the worker that was idle a second ago. The unit is one token of prefill.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from expediter.load import WorkerId
+from expediter.routing.view import WorkerView
 
 DECODE_TOKEN_COST = 2.0
 """One request's share of a decode step in tokens of prefill: 0.2 ms against 0.1 ms each for
@@ -19,7 +22,7 @@ OTHERS_TOKENS = EXPECTED_OUTPUT_TOKENS * DECODE_TOKEN_COST
 """What a request that somebody else sent is taken to need; of it only its number is known."""
 
 
-class Work(msgspec.Struct, eq=False):
+class Work(msgspec.Struct, eq=False, gc=False):
     """One request at one worker: prompt tokens to compute, then tokens to generate."""
 
     worker_id: WorkerId
@@ -27,13 +30,11 @@ class Work(msgspec.Struct, eq=False):
     decode_tokens: float
 
 
-class _Load(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Load:
     tokens: float = 0.0
     prefill_tokens: float = 0.0
     num_requests: int = 0
-
-
-_IDLE = (0.0, 0, 0.0)
 
 
 class OutstandingWork:
@@ -41,12 +42,7 @@ class OutstandingWork:
 
     def __init__(self) -> None:
         self._loads: dict[WorkerId, _Load] = {}
-        self._changed: set[WorkerId] = set()
-
-    def take_changed(self) -> set[WorkerId] | None:
-        """The workers whose load may have changed since the last call; None if it is not known."""
-        changed, self._changed = self._changed, set()
-        return changed
+        self.views: dict[WorkerId, WorkerView] = {}  # what `view` found, where it still holds
 
     def start(
         self, worker_id: WorkerId, *, prefill_tokens: int, max_output_tokens: int | None
@@ -59,7 +55,7 @@ class OutstandingWork:
         load = self._loads.get(worker_id)
         if load is None:
             load = self._loads[worker_id] = _Load()
-        self._changed.add(worker_id)
+        self.views.pop(worker_id, None)
         load.tokens += prefill_tokens + decode_tokens
         load.prefill_tokens += prefill_tokens
         load.num_requests += 1
@@ -68,7 +64,7 @@ class OutstandingWork:
     def prefilled(self, work: Work) -> None:
         """The first token is there, so the prompt is computed."""
         load = self._loads[work.worker_id]
-        self._changed.add(work.worker_id)
+        self.views.pop(work.worker_id, None)
         prefill_tokens = work.prefill_tokens
         load.tokens -= prefill_tokens
         load.prefill_tokens -= prefill_tokens
@@ -77,7 +73,7 @@ class OutstandingWork:
     def finish(self, work: Work) -> None:
         """Take a request off, however it ended."""
         load = self._loads[work.worker_id]
-        self._changed.add(work.worker_id)
+        self.views.pop(work.worker_id, None)
         load.num_requests -= 1
         load.tokens -= work.prefill_tokens + work.decode_tokens
         load.prefill_tokens -= work.prefill_tokens
@@ -89,10 +85,18 @@ class OutstandingWork:
         load = self._loads.get(worker_id)
         return load.tokens if load is not None else 0.0
 
-    def load(self, worker_id: WorkerId) -> tuple[float, int, float]:
-        """All three at once: tokens, requests, tokens of prefill."""
+    def view(self, worker_id: WorkerId) -> WorkerView | None:
+        """The worker as a policy sees it; None if it has nothing to do."""
         load = self._loads.get(worker_id)
-        return (load.tokens, load.num_requests, load.prefill_tokens) if load is not None else _IDLE
+        if load is None:
+            return None
+        view = self.views[worker_id] = WorkerView(
+            worker_id=worker_id,
+            load_tokens=load.tokens,
+            num_requests=load.num_requests,
+            prefill_tokens=load.prefill_tokens,
+        )
+        return view
 
     def prefill_tokens(self, worker_id: WorkerId) -> float:
         """The part of it that is prompts not computed yet."""

@@ -75,19 +75,22 @@ class RoundRobin:
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """The worker whose turn was longest ago."""
-        worker_id = self._next(view.workers).worker_id
+        workers = view.workers
+        if workers is self._workers and self._round is not None:
+            worker_id = next(self._round).worker_id
+        else:
+            worker_id = self._look(workers).worker_id
         self._turns.take(worker_id)
         matched = view.matched.get(worker_id, 0)
         return Choice(worker_id=worker_id, matched_tokens=matched, reason="round-robin")
 
-    def _next(self, workers: Sequence[WorkerView]) -> WorkerView:
-        """Without a look at all of them, while it is the same list that is given."""
-        if workers is not self._workers:
-            self._workers, self._round = workers, None
-            return self._turns.waited_longest(workers)
-        if self._round is None:
+    def _look(self, workers: Sequence[WorkerView]) -> WorkerView:
+        """The next one; if the same list comes again, they take turns without a look at all."""
+        if workers is self._workers:
             self._round = cycle(self._turns.in_order(workers))
-        return next(self._round)
+            return next(self._round)
+        self._workers, self._round = workers, None
+        return self._turns.waited_longest(workers)
 
 
 class LeastLoaded:

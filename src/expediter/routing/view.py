@@ -11,7 +11,7 @@ from expediter.load import WorkerId
 from expediter.routing.prompt import Prompt
 
 
-class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The facts of a request that placement may use; `prompt` is None where none is compared.
 
     `body_tokens` estimates its length from the body's; `max_output_tokens` is the caller's limit,
@@ -32,7 +32,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt.num_tokens if self.prompt is not None else self.body_tokens
 
 
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker that may be chosen. `load_tokens` is work given to it and not yet done.
 
     Of it, `prefill_tokens` are of prompts that are not computed.
@@ -44,7 +44,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: float = 0.0
 
 
-class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The candidates, never empty, and the prompt tokens that each already holds."""
 
     workers: Sequence[WorkerView]
@@ -55,7 +55,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         return self.matched.get(worker_id, 0)
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker for a request, and why. `scores` has every candidate's; more is better."""
 
     worker_id: WorkerId
