@@ -19,12 +19,15 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
         """Send this, unless the connection is lost before the turn ends: nobody would read it."""
         waiting = self._waiting
         if not waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self.flush)
         waiting.append((transport, data))
         if len(data) > LARGE_BYTES:
             self.flush()
