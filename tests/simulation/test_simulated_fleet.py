@@ -217,7 +217,7 @@ def test_a_request_that_can_never_run_is_answered_with_an_error() -> None:
 def test_a_fleet_that_makes_no_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinearCost, "seconds", lambda self, work: float("inf"))  # noqa: ARG005
     turns = [turn(0.0, text("a", 1000), 10)]
-    with pytest.raises(SimulationStalled, match="1 requests are open and no token came"):
+    with pytest.raises(SimulationStalled, match="1 requests are open and no step ran"):
         simulate(fleet(), turns, policy=round_robin, name="")
 
 

@@ -126,7 +126,7 @@ class KVCacheManager:
 
     def allocate_slots(self, sequence: KVSequence, num_tokens: int) -> bool:
         """Make room for the sequence's first `num_tokens` tokens; False if memory is full."""
-        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_ids)
+        num_new = -(-num_tokens // self.block_size) - len(sequence.block_ids)
         if num_new <= 0:
             return True
         block_ids = self._pool.allocate(num_new)

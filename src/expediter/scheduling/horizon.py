@@ -44,7 +44,8 @@ def advance(
 ) -> list[RequestState]:
     """Take in the steps that ran, each request's as one: nobody could look in between.
 
-    Returns who has something to tell: the eager, those at their end, or everybody. Who went
+    Returns who has something to tell: those of whom every token matters, those at their end, or
+    everybody. Who went
     away while the steps ran has nothing to gain. After the last step no slots are taken: that is
     the next step's to decide.
     """
@@ -53,16 +54,16 @@ def advance(
     for state in states:
         if not state.is_running:
             continue
-        sequence, num_tokens = state.sequence, state.num_computed_tokens + num_steps
-        state.num_computed_tokens = num_tokens
+        sequence = state.sequence
+        state.num_computed_tokens = num_tokens = state.num_computed_tokens + num_steps
         if sequence.token_ids:
-            sequence.append(result.tokens[state.request.request_id])
+            sequence.append(result.tokens[state.request_id])
         else:
-            sequence.num_tokens += num_steps
+            sequence.num_tokens = num_tokens + 1
         if num_tokens % block_size < num_steps:  # a block has become full
             has_slots = kv_cache.allocate_slots(sequence, num_tokens)
             assert has_slots, "these steps were said to be safe"
             kv_cache.publish(sequence, num_tokens)
-        if tells_all or state.is_eager or sequence.num_tokens >= state.max_num_tokens:
+        if num_tokens + 1 >= state.tells_from or tells_all:
             gained.append(state)
     return gained

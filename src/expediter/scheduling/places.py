@@ -21,6 +21,7 @@ class Places:
     """Moves requests; each is in one place. `running` is oldest first.
 
     `is_memory_full` says that admission failed and that nothing has been released since.
+    `num_waiting` is what the queue would say of itself, which is asked in every step.
     """
 
     def __init__(self, waiting: WaitingQueue, *, kv_cache: KVCacheManager) -> None:
@@ -29,6 +30,7 @@ class Places:
         self.running: list[RequestState] = []
         self.admissions: list[Admission] = []
         self.preempted: list[RequestId] = []  # of those that send KV
+        self.num_waiting = 0
         self.num_waiting_tokens = 0
         self.is_memory_full = False
         self._kv_cache = kv_cache
@@ -43,12 +45,14 @@ class Places:
         if state.was_admitted and state.request.kv_flow is KVFlow.SENDS:
             self.preempted.append(state.request_id)
         self.waiting.add(state)
+        self.num_waiting += 1
         self.num_waiting_tokens += state.num_tokens
         self.is_memory_full = False
 
     def take(self, state: RequestState) -> None:
         """Out of the queue, having slots now."""
         self.waiting.take(state)
+        self.num_waiting -= 1
         self.num_waiting_tokens -= state.num_tokens
 
     def run(self, state: RequestState) -> None:
@@ -99,5 +103,6 @@ class Places:
             self.release(state)
             return
         self.waiting.remove(state)
+        self.num_waiting -= 1
         self.num_waiting_tokens -= state.num_tokens
         self.is_memory_full = False

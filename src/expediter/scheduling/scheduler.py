@@ -77,7 +77,7 @@ class Scheduler:
         unfinished = sum(s.num_remaining_tokens for s in self._running if not s.is_decode)
         return WorkerLoad(
             num_running=len(self._running),
-            num_waiting=len(self._waiting) + len(self._places.receiving),
+            num_waiting=self._places.num_waiting + len(self._places.receiving),
             num_waiting_prefill_tokens=self._places.num_waiting_tokens + unfinished,
             num_used_blocks=self.kv_cache.num_used_blocks,
             num_total_blocks=self.kv_cache.num_total_blocks,
@@ -163,8 +163,10 @@ class Scheduler:
         """The next step; None when nothing can run now."""
         step = Step(budget=self._config.max_batched_tokens, block_size=self.kv_cache.block_size)
         self._schedule_decodes(step)
-        self._schedule_prefills(step)
-        self._schedule_waiting(step)
+        if len(step.decodes) < len(self._running):
+            self._schedule_prefills(step)
+        if self._places.num_waiting and not self._places.is_memory_full:
+            self._schedule_waiting(step)
         if not (step.decodes or step.prefills):
             return None
         self._step = step
@@ -177,7 +179,7 @@ class Scheduler:
         gained = advance(step.decodes, result, kv_cache=self.kv_cache, tells_all=step.ends_prompt)
         if step.prefills:
             gained += self._end_prefills(result)
-        return [self._output(state, tokens[state.request.request_id]) for state in gained]
+        return [self._output(state, tokens[state.request_id]) for state in gained]
 
     def _end_prefills(self, result: ModelOutput) -> list[RequestState]:
         """Take in the prompts' chunks; the requests that have a token of their own now."""
@@ -195,20 +197,22 @@ class Scheduler:
 
     def _schedule_decodes(self, step: Step) -> None:
         block_size, decodes = self.kv_cache.block_size, step.decodes
-        num_context, longest = 0, step.longest
-        for state in self._running[:]:
-            sequence = state.sequence
-            num_tokens, num_computed = sequence.num_tokens, state.num_computed_tokens
-            if num_tokens - num_computed != 1 or not state.is_running:
+        num_context, longest, ends_prompt = 0, step.longest, False
+        for state in self._running:  # the last of them may leave meanwhile
+            sequence, num_computed = state.sequence, state.num_computed_tokens
+            num_tokens = sequence.num_tokens
+            if num_tokens - num_computed != 1:
                 continue
             if num_tokens <= len(sequence.block_ids) * block_size or self._find_slot(state):
                 decodes.append(state)
                 num_context += num_computed
-                step.ends_prompt |= num_computed < state.num_prompt_tokens
-                num_left = 1 if state.stop_token_ids else state.max_num_tokens - num_tokens
+                if num_computed < state.num_prompt_tokens:
+                    ends_prompt = True
+                num_left = state.num_certain_tokens - num_tokens
                 if num_left < longest:
                     longest = num_left
-        step.num_context_tokens, step.longest = num_context, longest
+        step.num_context_tokens, step.ends_prompt = num_context, ends_prompt
+        step.longest = max(1, longest)
         step.budget -= len(decodes)
 
     def _find_slot(self, state: RequestState) -> bool:
@@ -232,17 +236,15 @@ class Scheduler:
         self._places.wait(state)
 
     def _schedule_prefills(self, step: Step) -> None:
-        if len(step.decodes) == len(self._running):
-            return
         for state in self._running:
             if not state.is_decode and step.budget > 0:
                 step.add_prefill(state, min(state.num_remaining_tokens, step.budget))
 
     def _schedule_waiting(self, step: Step) -> None:
-        if not self._waiting or self._places.is_memory_full or not self._has_room(step):
+        if not self._has_room(step):
             return
         for state in self._waiting.candidates():
-            if self._is_underway(state, step):
+            if step.prefills and self._is_underway(state, step):
                 continue
             if not self._admit(state, step) or not self._has_room(step):
                 return
@@ -252,8 +254,6 @@ class Scheduler:
 
     def _is_underway(self, state: RequestState, step: Step) -> bool:
         """Whether another request computes, in this step, the block this one needs next."""
-        if not step.prefills:
-            return False
         return step.is_underway(state, self.kv_cache.num_cached_tokens(state.sequence))
 
     def _admit(self, state: RequestState, step: Step) -> bool:
@@ -282,7 +282,7 @@ class Scheduler:
         if step.prefills or step.ends_prompt:
             return 1
         is_full = self._places.is_memory_full or self._places.num_admitted >= self._max_running
-        if self._waiting and not is_full:
+        if self._places.num_waiting and not is_full:
             return 1
         return num_safe_steps(
             step.decodes,

@@ -15,18 +15,20 @@ class RequestState:
     """
 
     __slots__ = (
-        "is_eager",
         "is_running",
         "max_num_tokens",
         "num_cached_tokens",
+        "num_certain_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "rank",
         "request",
+        "request_id",
         "scheduled_time",
         "sequence",
         "serial",
         "stop_token_ids",
+        "tells_from",
     )
 
     def __init__(
@@ -39,6 +41,7 @@ class RequestState:
         eos_token_ids: frozenset[int],
     ) -> None:
         self.request = request
+        self.request_id: RequestId = request.request_id  # the caller's name for it
         self.sequence = sequence
         self.serial = serial
         self.rank = rank
@@ -49,13 +52,11 @@ class RequestState:
         self.num_prompt_tokens = request.num_prompt_tokens
         self.max_num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
         self.stop_token_ids = _stop_token_ids(request, eos_token_ids)
+        # A stop token may end it at any time; else it is sure to reach its end.
+        self.num_certain_tokens = 0 if self.stop_token_ids else self.max_num_tokens
         # Whether every token matters, or only the first and the last, whose time is known.
-        self.is_eager = request.reports_progress or bool(self.stop_token_ids)
-
-    @property
-    def request_id(self) -> RequestId:
-        """The caller's name for it."""
-        return self.request.request_id
+        is_eager = request.reports_progress or bool(self.stop_token_ids)
+        self.tells_from = 0 if is_eager else self.max_num_tokens
 
     @property
     def was_admitted(self) -> bool:

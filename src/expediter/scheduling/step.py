@@ -7,6 +7,8 @@ from expediter.scheduling.output import PromptChunk, ScheduledChunk, SchedulerOu
 from expediter.scheduling.state import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from expediter.kvcache.hashing import BlockHash
 
 
@@ -61,7 +63,7 @@ class Step:
 
     def output(self, *, max_steps: int, has_chunks: bool) -> SchedulerOutput:
         """The step as the executor gets it: decodes first."""
-        chunks = []
+        chunks: Sequence[ScheduledChunk] = ()
         if has_chunks:
             chunks = [_chunk(state, 1) for state in self.decodes]
             chunks += [_chunk(state, num_new) for state, num_new in self.prefills]
@@ -87,7 +89,7 @@ class Step:
 def _chunk(state: RequestState, num_new_tokens: int) -> ScheduledChunk:
     start, sequence = state.num_computed_tokens, state.sequence
     return ScheduledChunk(
-        request_id=state.request.request_id,
+        request_id=state.request_id,
         token_ids=sequence.token_ids[start : start + num_new_tokens],
         num_new_tokens=num_new_tokens,
         num_computed_tokens=start,

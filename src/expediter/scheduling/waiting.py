@@ -84,11 +84,14 @@ class Fcfs:
 
     def candidates(self) -> Iterator[RequestState]:
         """See `WaitingQueue`."""
+        return self._all_candidates() if self._preempted else self._new_candidates()
+
+    def _all_candidates(self) -> Iterator[RequestState]:
         yield from self._preempted[:]
         yield from self._new_candidates()
 
     def _new_candidates(self) -> Iterator[RequestState]:
-        yield from list(self._new.values())
+        return iter(list(self._new.values()))
 
 
 class LongestPrefix(Fcfs):
@@ -125,7 +128,7 @@ class LongestPrefix(Fcfs):
             first = states[:1] if self._num_passed >= self._max_waiting else []
             rest = states[len(first) :]
             states = first + sorted(rest, key=self._num_missing)
-        yield from states
+        return iter(states)
 
     def _num_missing(self, state: RequestState) -> int:
         return -self._kv_cache.num_cached_tokens(state.sequence)
@@ -157,4 +160,4 @@ class Priority:
 
     def candidates(self) -> Iterator[RequestState]:
         """See `WaitingQueue`."""
-        yield from self._states[:]
+        return iter(self._states[:])

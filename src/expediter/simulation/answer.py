@@ -106,7 +106,7 @@ class Answer:
         self.transfer = report
         self.transfer_seconds = report.exposed_seconds or 0.0
 
-    def receive(self, output: RequestOutput, *, now: float) -> None:
+    def receive(self, output: RequestOutput, now: float) -> None:
         """Tokens have come."""
         if self.first_token_at is None:
             self.first_token_at = now

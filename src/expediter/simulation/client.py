@@ -55,13 +55,14 @@ class PairStory(Protocol):
 
 
 class SimulatedRequest(ForwardedRequest, frozen=True, kw_only=True):
-    """What goes to a simulated worker instead of bytes; `receive` is told of every output.
+    """What goes to a simulated worker instead of bytes.
 
+    `receive` is told of every output, and when it came.
     `params` are `kv_transfer_params` as in a body, or nothing.
     """
 
     request: Request
-    receive: Callable[[RequestOutput], None]
+    receive: Callable[[RequestOutput, float], None]
     params: bytes = b""
     story: PairStory | None = None
 
@@ -118,7 +119,9 @@ class SimulatedExchange(Pause):
 
     def take(self, output: RequestOutput | ClusterError) -> None:
         """What the worker sends, which arrives after the network's delay."""
-        delay = self._delay + self._lags.of(self._worker.worker_id)
+        delay = self._delay
+        if not self._lags.are_none:
+            delay += self._lags.of(self._worker.worker_id)
         if isinstance(self._leg, PrefillLeg) and isinstance(output, RequestOutput):
             self._tell_prefilled(output)
         if delay or self._due:
@@ -161,7 +164,7 @@ class SimulatedExchange(Pause):
         if output.finish_reason is FinishReason.ABORT:  # nobody waits any more for a prompt's KV
             self.refuse(ClusterError.status)
             return
-        self._receive(output)
+        self._receive(output, self._loop.time())
         if not self._has_begun:
             self._begin()
         if output.finish_reason is not None:
@@ -220,7 +223,9 @@ class SimulatedClient:
     async def send(self, request: ForwardedRequest, sink: ResponseSink) -> SimulatedExchange:
         """See `WorkerClient`; cancelling aborts the request at once."""
         assert isinstance(request, SimulatedRequest)
-        delay = self._network.request_seconds + self._lags.of(self._worker.worker_id)
+        delay = self._network.request_seconds
+        if not self._lags.are_none:
+            delay += self._lags.of(self._worker.worker_id)
         if delay:
             await asyncio.sleep(delay)
         if self.prepare is not None:

@@ -22,10 +22,11 @@ class Evictions:
         """Learn of events, in order."""
         for event in events:
             match event:
+                case BlockStored():
+                    if self._young or self._old:
+                        self._store(event)
                 case BlockRemoved():
                     self._remove(event.block_hashes)
-                case BlockStored():
-                    self._store(event)
                 case AllBlocksCleared():  # a restart is no eviction
                     self._young.clear()
                     self._old.clear()
@@ -36,8 +37,6 @@ class Evictions:
         self._young.update(names)
 
     def _store(self, event: BlockStored) -> None:
-        if not self._young and not self._old:
-            return
         known = len(self._young) + len(self._old)
         self._young.difference_update(event.block_hashes)
         self._old.difference_update(event.block_hashes)

@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.errand import Errand
 from expediter.errors import ClusterError, RequestError, SimulationStalled
 from expediter.load import WorkerId, WorkerRole
-from expediter.request import Request, RequestId, RequestOutput, SamplingParams
+from expediter.request import Request, RequestId, SamplingParams
 from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prompt import named_prompt
 from expediter.routing.view import RoutedRequest
@@ -33,7 +32,7 @@ OnAnswer = Callable[[Answer], None]
 """Told of each answer when it has ended, however it did."""
 
 IDLE_SECONDS = 3600.0
-"""Without a single token for so long, while requests are open, nothing will ever come."""
+"""Without a single step for so long, while requests are open, nothing will ever come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ class _Experiment:
         self._answers: list[Answer] = []
         self._open: dict[Answer, Errand] = {}
         self._names = BlockNames(fleet.worker.kv_cache.block_size)
-        self._num_outputs = 0
+        self._sampling: dict[int, SamplingParams] = {}  # by the answer's length
 
     async def run(self, turns: Iterable[Turn], policy: MakePolicy) -> Run:
         self._loop = asyncio.get_running_loop()
@@ -139,7 +138,7 @@ class _Experiment:
         async with fleet.running():
             started = self._loop.time()
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch(), name="watch")
+                watch = tasks.create_task(self._watch(fleet), name="watch")
                 await self._replay(turns, fleet.dispatcher)
                 watch.cancel()
             seconds = self._loop.time() - started
@@ -184,6 +183,10 @@ class _Experiment:
         turn, block_size = answer.turn, self._model.worker.kv_cache.block_size
         names, num_tokens = self._names.of(turn.transcript), turn.num_prompt_tokens
         num_output_tokens = turn.num_output_tokens
+        sampling = self._sampling.get(num_output_tokens)
+        if sampling is None:
+            sampling = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
+            self._sampling[num_output_tokens] = sampling
         routed = RoutedRequest(
             request_id=request_id,
             prompt=named_prompt(names, num_tokens=num_tokens, block_size=block_size),
@@ -193,7 +196,7 @@ class _Experiment:
         request = Request(
             request_id=request_id,
             prompt_token_ids=(),
-            sampling=SamplingParams(max_tokens=num_output_tokens, ignore_eos=True),
+            sampling=sampling,
             arrival_time=answer.arrived_at,
             priority=turn.priority,
             block_hashes=names,
@@ -204,24 +207,19 @@ class _Experiment:
             method=b"POST",
             target=b"/v1/completions",
             request=request,
-            receive=partial(self._receive, answer),
+            receive=answer.receive,
             story=answer,
         )
         return routed, forwarded
 
-    def _receive(self, answer: Answer, output: RequestOutput) -> None:
-        self._num_outputs += 1
-        answer.receive(output, now=self._loop.time())
-
-    async def _watch(self) -> None:
+    async def _watch(self, fleet: SimulatedFleet) -> None:
         """Health probes go on for ever, so the loop alone cannot see that nothing happens."""
         while True:
-            before = len(self._open), self._num_outputs
+            before = len(self._answers), fleet.num_steps
             await asyncio.sleep(IDLE_SECONDS)
-            num_open = len(self._open)
-            if num_open and before == (num_open, self._num_outputs):
+            if self._open and before == (len(self._answers), fleet.num_steps):
                 raise SimulationStalled(
-                    f"{num_open} requests are open and no token came for {IDLE_SECONDS:g} s"
+                    f"{len(self._open)} requests are open and no step ran for {IDLE_SECONDS:g} s"
                 )
 
 

@@ -154,6 +154,11 @@ class SimulatedFleet:
                 for worker in self.workers.values():
                     await worker.stop()
 
+    @property
+    def num_steps(self) -> int:
+        """Of all workers."""
+        return sum(worker.executor.num_steps for worker in self.workers.values())
+
     def received_bytes(self, worker_id: WorkerId) -> int:
         """KV that came to a worker from others."""
         return self.links.received_bytes[worker_id]

@@ -26,16 +26,17 @@ class BlockNames:
 
         They are whole numbers, typed as the hashes that they stand for: names are only compared.
         """
-        own = [self._own(node) for node in transcript.path()]
+        own = []
+        node, end = transcript, transcript.num_tokens // self._block_size
+        while node.before is not None:
+            start = node.before.num_tokens // self._block_size
+            own.append(self._own(node, end - start))
+            node, end = node.before, start
         own.reverse()
         return cast("list[BlockHash]", list(chain.from_iterable(own)))
 
-    def _own(self, node: Transcript) -> list[int]:
+    def _own(self, node: Transcript, num_blocks: int) -> list[int]:
         """Of a segment: as many of its text's as end in it."""
-        assert node.before is not None
-        num_blocks = (
-            node.num_tokens // self._block_size - node.before.num_tokens // self._block_size
-        )
         known = self._names.setdefault(node.text_name, [])
         num_new = num_blocks - len(known)
         if num_new > 0:

@@ -69,5 +69,5 @@ class SimulatedBodies:
         """The decode worker's answer is all there is."""
 
 
-def _nobody(output: RequestOutput) -> None:
+def _nobody(output: RequestOutput, now: float) -> None:
     """The prefill worker's token is told to the decode worker, not to the client."""

@@ -57,7 +57,9 @@ class SimulatedSubscriber:
         if network.event_loss and self._rng.random() < network.event_loss:
             self.num_lost += 1
             return
-        seconds = network.event_seconds + self._lags.of(self._worker.worker_id)
+        seconds = network.event_seconds
+        if not self._lags.are_none:
+            seconds += self._lags.of(self._worker.worker_id)
         if seconds or self._due:
             loop = asyncio.get_running_loop()
             self._due = max(self._due, loop.time() + seconds)

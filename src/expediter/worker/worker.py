@@ -14,7 +14,7 @@ from expediter.kvcache.events import KVCacheEvent
 from expediter.kvcache.pin import Pin
 from expediter.load import WorkerLoad
 from expediter.request import FinishReason, Request, RequestId, RequestOutput, SampledToken
-from expediter.scheduling.output import Executor, SchedulerOutput
+from expediter.scheduling.output import Executor, ModelOutput, SchedulerOutput
 from expediter.scheduling.scheduler import Scheduler
 from expediter.worker.handover.contract import Handover
 from expediter.worker.handover.legs import Leg
@@ -143,18 +143,22 @@ class Worker:
     async def run(self) -> None:
         """Run steps until `drain` is over or the engine is lost. Only one may run."""
         while True:
-            self._wake.clear()
-            output = self.scheduler.schedule()
-            if self._handover is not None:
-                self._handover.preempted(self.scheduler.take_preempted())
-                self._handover.admitted(self.scheduler.take_admissions())
+            output = self._next_step()
             if output is not None:
-                await self._step(output)
+                try:
+                    result = await self._executor.execute(output)
+                except EngineLost as failure:
+                    self.lose_engine(failure)
+                except Exception:
+                    self._lose_step(output)
+                else:
+                    self._take_in(output, result)
             self._publish_events()
             if output is None:
                 if self._is_stopped:
                     return
                 await self._wake.wait()
+                self._wake.clear()
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, let those here finish, fail what is left, end `run`."""
@@ -179,23 +183,26 @@ class Worker:
         self._is_stopped = True
         self._wake.set()
 
-    async def _step(self, output: SchedulerOutput) -> None:
-        if self._handover is not None:
-            self._handover.step_begins(output)
-        try:
-            result = await self._executor.execute(output)
-        except EngineLost as failure:
-            self.lose_engine(failure)
-            return
-        except Exception:
-            # Whatever the model throws, it costs this batch and nothing else.
-            self._num_failed_steps += 1
-            # An executor that needs no chunks does not say whose they were: then it is everyone's.
-            failed = [chunk.request_id for chunk in output.chunks] or list(self._sinks)
-            logger.exception("a step failed, and %d requests with it", len(failed))
-            for request_id in failed:
-                self._fail(request_id, FinishReason.ERROR)
-            return
+    def _next_step(self) -> SchedulerOutput | None:
+        """What to execute next; None if nothing can run now."""
+        output, handover = self.scheduler.schedule(), self._handover
+        if handover is not None:
+            handover.preempted(self.scheduler.take_preempted())
+            handover.admitted(self.scheduler.take_admissions())
+            if output is not None:
+                handover.step_begins(output)
+        return output
+
+    def _lose_step(self, output: SchedulerOutput) -> None:
+        """Whatever the model throws, it costs this batch and nothing else."""
+        self._num_failed_steps += 1
+        # An executor that needs no chunks does not say whose they were: then it is everyone's.
+        failed = [chunk.request_id for chunk in output.chunks] or list(self._sinks)
+        logger.exception("a step failed, and %d requests with it", len(failed))
+        for request_id in failed:
+            self._fail(request_id, FinishReason.ERROR)
+
+    def _take_in(self, output: SchedulerOutput, result: ModelOutput) -> None:
         self._num_failed_steps = 0
         results = self.scheduler.update(output, result)
         if self._handover is not None:
