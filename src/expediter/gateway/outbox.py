@@ -1,36 +1,54 @@
-"""Little pieces that are written in one turn of the event loop go out together, at its end.
+"""While there is much to do, little pieces go out together at the end of a turn of the event loop.
 
 A send wakes whoever reads the socket, and to wake a sleeping process is most of what a small one
 costs. Sent one by one between requests, each finds its reader asleep again; sent in a row, the
 first wakes it and the rest find it at work. Under load that is a third of the kernel's part of a
-request; when there is little to do a turn is one request, and nothing waits for anything.
+request. While there is little to do, pieces go out at once, and nothing waits for anything.
 
-A large piece goes out at once, behind those before it: a fast worker may bring megabytes in one
-turn, and it has to be held back as soon as its client does not keep up.
+A large piece goes out at once too, behind those before it: a fast worker may bring megabytes in
+one turn, and it has to be held back as soon as its client does not keep up.
 """
 
 import asyncio
+import time
+
+from expediter.clock import Clock
 
 LARGE_BYTES = 16 * 1024
+NUM_COUNTED = 32
+BUSY_SECONDS = 0.002
+"""So many pieces in this time are much to do."""
 
 
 class Outbox:
     """Bytes that are about to be written, of all connections of one event loop, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._num_counted = 0  # of the next so many pieces
+        self._counted_at = 0.0
+        self.is_busy = False
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send this, unless the connection is lost before the turn ends: nobody would read it."""
-        waiting = self._waiting
-        if not waiting:
-            if self._loop is None:
-                self._loop = asyncio.get_running_loop()
-            self._loop.call_soon(self.flush)
-        waiting.append((transport, data))
-        if len(data) > LARGE_BYTES:
+        """Send this, unless the connection is lost before: nobody would read it."""
+        self._num_counted += 1
+        if self._num_counted == NUM_COUNTED:
+            now = self._clock()
+            self.is_busy = now - self._counted_at < BUSY_SECONDS
+            self._num_counted, self._counted_at = 0, now
+        if self.is_busy and len(data) <= LARGE_BYTES:
+            if not self._waiting:
+                if self._loop is None:
+                    self._loop = asyncio.get_running_loop()
+                self._loop.call_soon(self.flush)
+            self._waiting.append((transport, data))
+            return
+        if self._waiting:
             self.flush()
+        if not transport.is_closing():
+            transport.write(data)
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close a connection behind what was written to it."""
