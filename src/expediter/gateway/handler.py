@@ -23,7 +23,7 @@ from expediter.gateway.endpoints import Endpoints
 from expediter.gateway.forwarded import forwarded_lines
 from expediter.gateway.limits import Lease
 from expediter.gateway.observations import Observations
-from expediter.gateway.openai import GENERATE, Fields, read_fields
+from expediter.gateway.openai import GENERATE, Facts, Fields, read_facts, read_fields
 from expediter.gateway.prompts import PromptReader
 from expediter.gateway.replies import Reply, error_reply, failure_reply, render_reply
 from expediter.gateway.request import HttpRequest
@@ -118,12 +118,12 @@ class RequestHandler:
             if self.tenancy is not None:
                 lease = self.tenancy.admit(request)
                 story.tenant_id = lease.tenant_id
-            fields = self._fields(request)
+            facts = self._facts(request)
             prompt = None
-            if fields is not None and self._dispatcher.uses_prefixes:
-                lora_name = self._dispatcher.adapter(fields.model)
-                prompt = await self._prompts.read(request.path, fields, lora_name=lora_name)
-            story.routed = self._routed(story, fields, prompt)
+            if isinstance(facts, Fields):
+                lora_name = self._dispatcher.adapter(facts.model)
+                prompt = await self._prompts.read(request.path, facts, lora_name=lora_name)
+            story.routed = self._routed(story, facts, prompt)
             if lease is not None:
                 lease.reserve(story.routed.num_tokens, story.routed.max_output_tokens)
             sink = self._sink(connection, request, story.request_id)
@@ -180,31 +180,34 @@ class RequestHandler:
         if self.access_log is not None:
             self.access_log.add(story)
 
-    def _fields(self, request: HttpRequest) -> Fields | None:
-        """What the body says; None where there is none, or nothing that can be read."""
+    def _facts(self, request: HttpRequest) -> Facts | None:
+        """What the body says; None where there is none, or nothing that can be read.
+
+        What makes the prompt is read only where prompts are compared.
+        """
         body = request.body
         if not body:
             return None
-        fields = read_fields(body)
-        require_no_transfer(body, fields)
-        if fields is None and self.tenancy is not None:
+        facts = read_fields(body) if self._dispatcher.uses_prefixes else read_facts(body)
+        require_no_transfer(body, facts)
+        if facts is None and self.tenancy is not None:
             raise RequestError("the body is not JSON whose fields have the right types")
-        return fields
+        return facts
 
-    def _routed(self, story: Story, fields: Fields | None, prompt: Prompt | None) -> RoutedRequest:
+    def _routed(self, story: Story, facts: Facts | None, prompt: Prompt | None) -> RoutedRequest:
         """The facts that placement uses; a request without a body has none."""
         request, request_id = story.request, story.request_id.decode("latin-1")
         given = request.first_values.get(SLO_CLASS)
         story.slo_class = given[:MAX_CLASS_BYTES].decode("latin-1") if given else story.tenant_id
-        if fields is None:
+        if facts is None:
             return RoutedRequest(request_id=request_id)
         return RoutedRequest(
             request_id=request_id,
-            model=fields.model,
+            model=facts.model,
             prompt=prompt,
             body_tokens=len(request.body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.max_output_tokens,
-            session=session_of(request, fields, header=self._dispatcher.session_header),
+            max_output_tokens=facts.max_output_tokens,
+            session=session_of(request, facts, header=self._dispatcher.session_header),
         )
 
     def _request_id(self, request: HttpRequest) -> bytes:

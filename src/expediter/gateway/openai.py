@@ -4,7 +4,7 @@ Values that only matter if a tokenizer sees them are kept as raw JSON. A body th
 its path promises is no error here: it is routed by load, and the worker says what is wrong.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,13 +17,31 @@ _TEXT_FIELDS = {
     CHAT: ("tools", "messages"),
 }
 _NOTHING = msgspec.Raw(b"")
+F = TypeVar("F", bound="Facts")
 _CLOSING = ord("]")
 
 
-class Fields(msgspec.Struct, gc=False):
-    """What a body says, by the names of OpenAI's API and vLLM's and SGLang's extensions."""
+class Facts(msgspec.Struct, gc=False):
+    """What any placement needs of a body, by the names of OpenAI's API and others' extensions."""
 
     model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    user: msgspec.Raw = _NOTHING
+    kv_transfer_params: msgspec.Raw = _NOTHING
+    bootstrap_host: msgspec.Raw = _NOTHING
+    bootstrap_port: msgspec.Raw = _NOTHING
+    bootstrap_room: msgspec.Raw = _NOTHING
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The caller's limit on the answer."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class Fields(Facts, gc=False):
+    """And what its prompt is made of."""
+
     prompt: msgspec.Raw = _NOTHING
     text: msgspec.Raw = _NOTHING
     input_ids: msgspec.Raw = _NOTHING
@@ -39,27 +57,25 @@ class Fields(msgspec.Struct, gc=False):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
-    user: msgspec.Raw = _NOTHING
-    kv_transfer_params: msgspec.Raw = _NOTHING
-    bootstrap_host: msgspec.Raw = _NOTHING
-    bootstrap_port: msgspec.Raw = _NOTHING
-    bootstrap_room: msgspec.Raw = _NOTHING
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-
-    @property
-    def max_output_tokens(self) -> int | None:
-        """The caller's limit on the answer."""
-        return self.max_completion_tokens or self.max_tokens
 
 
-_decoder = msgspec.json.Decoder(Fields)
+_facts = msgspec.json.Decoder(Facts)
+_fields = msgspec.json.Decoder(Fields)
+
+
+def read_facts(body: bytes) -> Facts | None:
+    """The body's facts, or None if it is not JSON of the right shape."""
+    return _read(body, _facts)
 
 
 def read_fields(body: bytes) -> Fields | None:
     """The body's fields, or None if it is not JSON of the right shape."""
+    return _read(body, _fields)
+
+
+def _read(body: bytes, decoder: msgspec.json.Decoder[F]) -> F | None:
     try:
-        return _decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.DecodeError:
         return None
     except RecursionError:

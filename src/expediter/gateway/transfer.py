@@ -8,19 +8,19 @@ field, not even in a body that only a more lenient reader than ours takes for JS
 import json
 
 from expediter.errors import RequestError
-from expediter.gateway.openai import Fields
+from expediter.gateway.openai import Facts
 
 FIELD = "kv_transfer_params"
 FIELDS = (FIELD, "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
-def require_no_transfer(body: bytes, fields: Fields | None) -> None:
-    """Raises RequestError if the body has one; `fields` is None if it could not be read."""
-    if fields is not None:
-        one, host = fields.kv_transfer_params, fields.bootstrap_host
-        if not (one or host or fields.bootstrap_port or fields.bootstrap_room):
+def require_no_transfer(body: bytes, facts: Facts | None) -> None:
+    """Raises RequestError if the body has one; `facts` is None if it could not be read."""
+    if facts is not None:
+        one, host = facts.kv_transfer_params, facts.bootstrap_host
+        if not (one or host or facts.bootstrap_port or facts.bootstrap_room):
             return  # as nearly always
-        found = [name for name in FIELDS if getattr(fields, name)]
+        found = [name for name in FIELDS if getattr(facts, name)]
     else:
         found = _possible_fields(body)
     if found:
