@@ -78,7 +78,7 @@ def filled(queue: WaitingQueue, states: Sequence[RequestState]) -> WaitingQueue:
 
 
 def preempted(waiting: RequestState) -> RequestState:
-    waiting.num_cached_tokens = 0
+    waiting.was_admitted = True
     return waiting
 
 

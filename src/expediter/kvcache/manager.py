@@ -8,8 +8,7 @@ two requests computed the same text side by side, the later one adopts the cache
 returns its own: one block a name, as in SGLang's radix tree.
 """
 
-from collections.abc import Sequence
-from typing import assert_never, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
 from expediter.config import KVCacheConfig
 from expediter.kvcache.block_pool import BlockPool
@@ -28,6 +27,9 @@ from expediter.kvcache.radix_cache import RadixPrefixCache
 from expediter.kvcache.run import Run
 from expediter.kvcache.sequence import KVSequence
 from expediter.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class KVCacheManager:
@@ -74,13 +76,20 @@ class KVCacheManager:
 
     def open(self, request: Request) -> KVSequence:
         """The request's sequence, its full blocks named; it holds nothing yet."""
-        context = _context(request)
+        context, hasher = _context(request), None
+        names: Sequence[BlockHash] = ()
+        if not self._prefix_caching:
+            pass
+        elif request.block_hashes is None:
+            hasher = BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
+        else:
+            names = cast("Sequence[BlockHash]", request.block_hashes)  # not copied: may be many
         return KVSequence(
             request.prompt_token_ids,
             num_tokens=request.num_prompt_tokens,
             context=context,
-            hasher=self._hasher(request, context),
-            block_hashes=self._given_names(request),
+            hasher=hasher,
+            block_hashes=names,
         )
 
     def num_cached_tokens(self, sequence: KVSequence) -> int:
@@ -192,16 +201,6 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forget every prefix; False, and nothing changes, while any request holds blocks."""
         return self._pool.clear_cache()
-
-    def _hasher(self, request: Request, context: KVContext) -> BlockHasher | None:
-        if request.block_hashes is not None or not self._prefix_caching:
-            return None
-        return BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
-
-    def _given_names(self, request: Request) -> Sequence[BlockHash]:
-        if request.block_hashes is None or not self._prefix_caching:
-            return ()
-        return cast("Sequence[BlockHash]", request.block_hashes)  # not copied: they may be many
 
     def _max_hit(self, sequence: KVSequence) -> int:
         """Blocks that may be hit: the last token's logits must be computed."""

@@ -9,8 +9,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from expediter.kvcache.manager import KVCacheManager
+from expediter.scheduling.decodes import Decodes
 from expediter.scheduling.output import ModelOutput
 from expediter.scheduling.state import RequestState
+from expediter.scheduling.step import Step
 
 
 def num_safe_steps(
@@ -36,22 +38,18 @@ def num_safe_steps(
 
 
 def advance(
-    states: Sequence[RequestState],
-    result: ModelOutput,
-    *,
-    kv_cache: KVCacheManager,
-    tells_all: bool,
+    step: Step, result: ModelOutput, *, kv_cache: KVCacheManager, decodes: Decodes
 ) -> list[RequestState]:
-    """Take in the steps that ran, each request's as one: nobody could look in between.
+    """Take in the steps that ran, each decode's as one: nobody could look in between.
 
     Returns who has something to tell: those of whom every token matters, those at their end, or
     everybody. Who went
-    away while the steps ran has nothing to gain. After the last step no slots are taken: that is
-    the next step's to decide.
+    away while the steps ran has nothing to gain. After the last step no slots are taken, only who
+    is at the end of its blocks is noted: that is the next step's to decide.
     """
     num_steps, block_size = result.num_steps, kv_cache.block_size
-    gained = []
-    for state in states:
+    gained, tells_all = [], step.ends_prompt
+    for state in step.decodes:
         if not state.is_running:
             continue
         sequence = state.sequence
@@ -64,6 +62,10 @@ def advance(
             has_slots = kv_cache.allocate_slots(sequence, num_tokens)
             assert has_slots, "these steps were said to be safe"
             kv_cache.publish(sequence, num_tokens)
+            if num_tokens % block_size == 0:
+                decodes.edge.append(state)
         if num_tokens + 1 >= state.tells_from or tells_all:
             gained.append(state)
+    decodes.num_steps += num_steps
+    decodes.num_context_tokens += num_steps * len(decodes.members)
     return gained

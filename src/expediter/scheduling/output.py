@@ -57,8 +57,9 @@ class StepWork(msgspec.Struct, frozen=True):
 
     def later(self, num_steps: int) -> "StepWork":
         """The same decodes so many steps on, each with a token more a step."""
-        grown = self.num_context_tokens + num_steps * self.num_decodes
-        return StepWork(self.chunks, self.num_decodes, grown)
+        num_decodes = self.num_decodes
+        grown = self.num_context_tokens + num_steps * num_decodes
+        return StepWork(self.chunks, num_decodes, grown)
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):

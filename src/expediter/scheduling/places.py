@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from expediter.kvcache.manager import KVCacheManager
 from expediter.request import KVFlow
+from expediter.scheduling.decodes import Decodes
 from expediter.scheduling.handover import Admission
 from expediter.scheduling.state import RequestState
 from expediter.scheduling.waiting import WaitingQueue
@@ -28,6 +29,7 @@ class Places:
         self.waiting = waiting
         self.receiving: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
+        self.decodes = Decodes()  # of those that run
         self.admissions: list[Admission] = []
         self.preempted: list[RequestId] = []  # of those that send KV
         self.num_waiting = 0
@@ -46,14 +48,14 @@ class Places:
             self.preempted.append(state.request_id)
         self.waiting.add(state)
         self.num_waiting += 1
-        self.num_waiting_tokens += state.num_tokens
+        self.num_waiting_tokens += state.sequence.num_tokens
         self.is_memory_full = False
 
     def take(self, state: RequestState) -> None:
         """Out of the queue, having slots now."""
         self.waiting.take(state)
         self.num_waiting -= 1
-        self.num_waiting_tokens -= state.num_tokens
+        self.num_waiting_tokens -= state.sequence.num_tokens
 
     def run(self, state: RequestState) -> None:
         """Into the batch."""
@@ -63,12 +65,14 @@ class Places:
         else:
             running.append(state)
         state.is_running = True
+        self.decodes.add(state)
 
     def begin(self, state: RequestState, *, now: float) -> bool:
         """The first time it has slots; true if it has to wait for KV with them.
 
         Whoever hands KV over is announced, its slots pinned for the transfer.
         """
+        state.was_admitted = True
         state.num_cached_tokens = state.num_computed_tokens
         state.scheduled_time = now
         self._kv_cache.count_lookup(
@@ -91,6 +95,7 @@ class Places:
         """Take a request's slots away, and itself from where it held them."""
         if state.is_running:
             self.running.remove(state)
+            self.decodes.remove(state)
             state.is_running = False
         else:
             del self.receiving[state.request_id]

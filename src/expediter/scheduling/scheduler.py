@@ -63,7 +63,8 @@ class Scheduler:
         self._max_running = min(config.max_running, config.max_batched_tokens)
         self._states: dict[RequestId, RequestState] = {}
         self._places = places = Places(waiting_queue(config, kv_cache), kv_cache=kv_cache)
-        self._running, self._waiting = places.running, places.waiting
+        self._running, self._decodes = places.running, places.decodes
+        self._waiting = places.waiting
         self._step = Step(budget=0, block_size=kv_cache.block_size)  # the newest
         self._num_added = 0
 
@@ -74,7 +75,7 @@ class Scheduler:
 
     def load(self) -> WorkerLoad:
         """How busy this worker is now."""
-        unfinished = sum(s.num_remaining_tokens for s in self._running if not s.is_decode)
+        unfinished = sum(s.num_remaining_tokens for s in self._decodes.begun if not s.is_decode)
         return WorkerLoad(
             num_running=len(self._running),
             num_waiting=self._places.num_waiting + len(self._places.receiving),
@@ -176,7 +177,7 @@ class Scheduler:
         """Take in the results of the newest step; what requests gained, and which ended."""
         assert result.num_steps <= output.max_steps, "ran further than was safe"
         step, tokens = self._step, result.tokens
-        gained = advance(step.decodes, result, kv_cache=self.kv_cache, tells_all=step.ends_prompt)
+        gained = advance(step, result, kv_cache=self.kv_cache, decodes=self._decodes)
         if step.prefills:
             gained += self._end_prefills(result)
         return [self._output(state, tokens[state.request_id]) for state in gained]
@@ -196,24 +197,19 @@ class Scheduler:
         return sampled
 
     def _schedule_decodes(self, step: Step) -> None:
-        block_size, decodes = self.kv_cache.block_size, step.decodes
-        num_context, longest, ends_prompt = 0, step.longest, False
-        for state in self._running:  # the last of them may leave meanwhile
-            sequence, num_computed = state.sequence, state.num_computed_tokens
-            num_tokens = sequence.num_tokens
-            if num_tokens - num_computed != 1:
-                continue
-            if num_tokens <= len(sequence.block_ids) * block_size or self._find_slot(state):
-                decodes.append(state)
-                num_context += num_computed
-                if num_computed < state.num_prompt_tokens:
-                    ends_prompt = True
-                num_left = state.num_certain_tokens - num_tokens
-                if num_left < longest:
-                    longest = num_left
-        step.num_context_tokens, step.ends_prompt = num_context, ends_prompt
-        step.longest = max(1, longest)
-        step.budget -= len(decodes)
+        decodes = self._decodes
+        if decodes.begun or decodes.edge:
+            self._find_slots(step)
+        if decodes.members:
+            step.add_decodes(self._running, decodes)
+
+    def _find_slots(self, step: Step) -> None:
+        block_size = self.kv_cache.block_size
+        for state in self._decodes.take_due():
+            sequence = state.sequence
+            has_slot = sequence.num_tokens <= len(sequence.block_ids) * block_size
+            if state.is_running and (has_slot or self._find_slot(state)):
+                step.ends_prompt |= state.num_computed_tokens < state.num_prompt_tokens
 
     def _find_slot(self, state: RequestState) -> bool:
         """Room for the newest token, taken from the newest requests if need be."""
@@ -279,10 +275,7 @@ class Scheduler:
         return num_new <= step.budget or not step.prefills
 
     def _max_steps(self, step: Step) -> int:
-        if step.prefills or step.ends_prompt:
-            return 1
-        is_full = self._places.is_memory_full or self._places.num_admitted >= self._max_running
-        if self._places.num_waiting and not is_full:
+        if step.prefills or step.ends_prompt or (self._places.num_waiting and not self._is_full):
             return 1
         return num_safe_steps(
             step.decodes,
@@ -290,6 +283,10 @@ class Scheduler:
             num_free_blocks=self.kv_cache.num_free_blocks,
             block_size=self.kv_cache.block_size,
         )
+
+    @property
+    def _is_full(self) -> bool:
+        return self._places.is_memory_full or self._places.num_admitted >= self._max_running
 
     def _output(self, state: RequestState, tokens: Sequence[SampledToken]) -> RequestOutput:
         """What a request gained; one that ended is gone then."""

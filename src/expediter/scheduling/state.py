@@ -15,6 +15,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "ends_at",
         "is_running",
         "max_num_tokens",
         "num_cached_tokens",
@@ -29,6 +30,7 @@ class RequestState:
         "serial",
         "stop_token_ids",
         "tells_from",
+        "was_admitted",
     )
 
     def __init__(
@@ -46,6 +48,7 @@ class RequestState:
         self.serial = serial
         self.rank = rank
         self.is_running = False
+        self.was_admitted = False  # whether it ever was; if it waits, it was preempted
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # of the prompt, when first admitted
         self.scheduled_time: float | None = None  # when first admitted
@@ -53,15 +56,11 @@ class RequestState:
         self.max_num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
         self.stop_token_ids = _stop_token_ids(request, eos_token_ids)
         # A stop token may end it at any time; else it is sure to reach its end.
+        self.ends_at = 0  # as a decode: the step that is sure to be made (`decodes.py`)
         self.num_certain_tokens = 0 if self.stop_token_ids else self.max_num_tokens
         # Whether every token matters, or only the first and the last, whose time is known.
         is_eager = request.reports_progress or bool(self.stop_token_ids)
         self.tells_from = 0 if is_eager else self.max_num_tokens
-
-    @property
-    def was_admitted(self) -> bool:
-        """Whether it ever was in a batch; if it waits, it was preempted."""
-        return self.num_cached_tokens is not None
 
     @property
     def num_tokens(self) -> int:

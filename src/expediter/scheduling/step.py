@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from expediter.kvcache.hashing import BlockHash
+    from expediter.scheduling.decodes import Decodes
 
 
 class Step:
@@ -39,8 +40,17 @@ class Step:
         self.longest = sys.maxsize
         self.prefills: list[tuple[RequestState, int]] = []
         self._block_size = block_size
-        self._underway: set[BlockHash] = set()  # what the first of the prefills fill
+        self._underway: set[BlockHash] | None = None  # what the first of the prefills fill
         self._num_looked_at = 0
+
+    def add_decodes(self, running: "Sequence[RequestState]", decodes: "Decodes") -> None:
+        """Compute the newest token of each that decodes, in the order in which they run."""
+        self.decodes = list(running)
+        if len(decodes.members) < len(self.decodes):
+            self.decodes = [state for state in running if state in decodes.members]
+        self.num_context_tokens = decodes.num_context_tokens
+        self.longest = decodes.num_left()
+        self.budget -= len(self.decodes)
 
     def add_prefill(self, state: RequestState, num_new_tokens: int) -> None:
         """Compute the next tokens of a request that has slots for them."""
@@ -53,13 +63,15 @@ class Step:
         return block < len(names) and self._fills(names[block])
 
     def _fills(self, name: "BlockHash") -> bool:
-        size = self._block_size
+        size, underway = self._block_size, self._underway
+        if underway is None:
+            underway = self._underway = set()
         for state, num_new in self.prefills[self._num_looked_at :]:
             start = state.num_computed_tokens
             names = state.sequence.block_hashes[start // size : (start + num_new) // size]
-            self._underway.update(names)
+            underway.update(names)
         self._num_looked_at = len(self.prefills)
-        return name in self._underway
+        return name in underway
 
     def output(self, *, max_steps: int, has_chunks: bool) -> SchedulerOutput:
         """The step as the executor gets it: decodes first."""
@@ -67,23 +79,21 @@ class Step:
         if has_chunks:
             chunks = [_chunk(state, 1) for state in self.decodes]
             chunks += [_chunk(state, num_new) for state, num_new in self.prefills]
-        num_new_tokens = len(self.decodes)
-        for _, num_new in self.prefills:
-            num_new_tokens += num_new
-        return SchedulerOutput(
-            chunks=chunks, num_new_tokens=num_new_tokens, max_steps=max_steps, work=self._work()
-        )
-
-    def _work(self) -> StepWork:
-        num_decodes, num_context = len(self.decodes), self.num_context_tokens
-        chunks = []
+        num_new_tokens = num_decodes = len(self.decodes)
+        num_context, prompts = self.num_context_tokens, []
         for state, num_new in self.prefills:
+            num_new_tokens += num_new
             if num_new == 1:
                 num_decodes += 1
                 num_context += state.num_computed_tokens
             else:
-                chunks.append(PromptChunk(num_new, state.num_computed_tokens))
-        return StepWork(chunks, num_decodes, num_context)
+                prompts.append(PromptChunk(num_new, state.num_computed_tokens))
+        return SchedulerOutput(
+            chunks=chunks,
+            num_new_tokens=num_new_tokens,
+            max_steps=max_steps,
+            work=StepWork(prompts, num_decodes, num_context),
+        )
 
 
 def _chunk(state: RequestState, num_new_tokens: int) -> ScheduledChunk:

@@ -86,9 +86,28 @@ def _head(status: int) -> ResponseHead:
     return ResponseHead(status=status, reason=b"", headers=(), body=BodyKind.UNTIL_CLOSE)
 
 
+_OK = _head(200)
+
+
 class SimulatedExchange(Pause):
     """One request at one worker; the peer of `Exchange`. Awaited until something has come."""
 
+    __slots__ = (
+        "_delay",
+        "_due",
+        "_failure",
+        "_has_begun",
+        "_has_ended",
+        "_lags",
+        "_leg",
+        "_loop",
+        "_receive",
+        "_request",
+        "_sink",
+        "_story",
+        "_worker",
+        "status",
+    )
     is_empty = False
     is_complete = False
 
@@ -100,8 +119,9 @@ class SimulatedExchange(Pause):
         worker: SimulatedWorker,
         delay: float,
         lags: Lags,
-        leg: Leg | None = None,
+        leg: Leg | None,
     ) -> None:
+        self.resume = None
         self.status = 200
         self._story = forwarded.story
         self._leg = leg
@@ -122,8 +142,8 @@ class SimulatedExchange(Pause):
         delay = self._delay
         if not self._lags.are_none:
             delay += self._lags.of(self._worker.worker_id)
-        if isinstance(self._leg, PrefillLeg) and isinstance(output, RequestOutput):
-            self._tell_prefilled(output)
+        if self._leg is not None:
+            self._tell_prefilled(self._leg, output)
         if delay or self._due:
             self._due = max(self._due, self._loop.time() + delay)
             self._loop.call_at(self._due, self._arrive, output)
@@ -159,20 +179,23 @@ class SimulatedExchange(Pause):
         if isinstance(output, ClusterError):
             self._failure = output
             self._has_ended = True
-            self._wake()
+            self._loop.call_soon(self.end)
             return
-        if output.finish_reason is FinishReason.ABORT:  # nobody waits any more for a prompt's KV
+        reason = output.finish_reason
+        if reason is FinishReason.ABORT:  # nobody waits any more for a prompt's KV
             self.refuse(ClusterError.status)
             return
         self._receive(output, self._loop.time())
         if not self._has_begun:
             self._begin()
-        if output.finish_reason is not None:
+        if reason is not None:
             if self._leg is not None:
                 self._end_leg(self._leg, output)
             self._end()
 
-    def _tell_prefilled(self, output: RequestOutput) -> None:
+    def _tell_prefilled(self, leg: Leg, output: RequestOutput | ClusterError) -> None:
+        if not isinstance(leg, PrefillLeg) or isinstance(output, ClusterError):
+            return
         if self._story is not None and output.finish_reason is not FinishReason.ABORT:
             self._story.prefilled(output, now=self._loop.time())
 
@@ -186,16 +209,12 @@ class SimulatedExchange(Pause):
 
     def _begin(self) -> None:
         self._has_begun = True
-        self._sink.start(_head(self.status), _INFLOW)
-        self._wake()
+        self._sink.start(_OK if self.status == 200 else _head(self.status), _INFLOW)
+        self._loop.call_soon(self.end)  # when the worker has told everybody of its step
 
     def _end(self) -> None:
         self._has_ended = True
         self._sink.end()
-        self._wake()
-
-    def _wake(self) -> None:
-        """Who waits goes on when the worker has told everybody of its step."""
         self._loop.call_soon(self.end)
 
 
@@ -250,7 +269,7 @@ class SimulatedClient:
 
     async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
         """A healthy worker's pages; it may answer too late."""
-        delay = 2 * self._lags.of(self._worker.worker_id)
+        delay = 0.0 if self._lags.are_none else 2 * self._lags.of(self._worker.worker_id)
         if delay:
             await asyncio.sleep(min(delay, timeout))
             if delay > timeout:

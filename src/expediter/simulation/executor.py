@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from expediter.cluster.errand import Pause
 from expediter.request import RequestId, SampledToken
-from expediter.scheduling.output import ModelOutput, SchedulerOutput, StepWork
+from expediter.scheduling.output import ModelOutput, SchedulerOutput
 from expediter.simulation.costs import CostModel
 
 TOKEN = SampledToken(token_id=0)
@@ -56,32 +56,43 @@ class SimulatedExecutor:
 
     async def execute(self, output: SchedulerOutput) -> ModelOutput:
         """See `Executor`; every sampled token is the same one."""
-        work = output.work
+        work, max_steps, cost = output.work, output.max_steps, self._cost
         if self._pipeline is not None:
-            await self._pipeline.enter(self._cost.seconds(work) * self._slowdown)
-        self._jump = jump = self._start(work, output.max_steps)
+            await self._pipeline.enter(cost.seconds(work) * self._slowdown)
+        first, growth = cost.seconds(work) * self._slowdown, 0.0
+        if max_steps > 1:
+            last = cost.seconds(work.later(max_steps - 1)) * self._slowdown
+            growth = (last - first) / (max_steps - 1)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._jump = jump = _Jump(self._loop.time(), first, growth, max_steps)
+        self._timer = self._loop.call_at(jump.started + jump.duration, jump.end)
         try:
             await jump
+        except BaseException:
+            self._timer.cancel()
+            raise
         finally:
             self._jump = None
-            jump.timer.cancel()  # and with it what it knows, which is the jump
         num_steps = jump.num_steps
         self.num_steps += num_steps
         self.num_jumps += 1
         self.busy_seconds += jump.duration
-        if work.chunks:
-            self.num_prompt_tokens += work.num_prompt_tokens
+        for chunk in work.chunks:
+            self.num_prompt_tokens += chunk[0]
         return ModelOutput(tokens=_same_tokens(num_steps), num_steps=num_steps)
 
     @property
     def step_ends_at(self) -> float | None:
         """When what runs now will be over, as things stand; None if nothing runs."""
-        return None if self._jump is None else self._jump.timer.when()
+        return None if self._jump is None else self._jump.started + self._jump.duration
 
     def interrupt(self) -> None:
         """Something arrived: stop after the step that runs now."""
-        if self._jump is not None:
-            self._jump.cut()
+        jump, loop = self._jump, self._loop
+        if jump is not None and loop is not None and jump.cut(loop.time()):
+            self._timer.cancel()
+            self._timer = loop.call_at(jump.started + jump.duration, jump.end)
 
     def slow_down(self, factor: float) -> None:
         """From the next step on, steps take `factor` times as long as before."""
@@ -91,47 +102,33 @@ class SimulatedExecutor:
     async def close(self) -> None:
         """There is nothing to release."""
 
-    def _start(self, work: StepWork, max_steps: int) -> "_Jump":
-        first = self._cost.seconds(work) * self._slowdown
-        growth = 0.0
-        if max_steps > 1:
-            last = self._cost.seconds(work.later(max_steps - 1)) * self._slowdown
-            growth = (last - first) / (max_steps - 1)
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return _Jump(self._loop, first, growth=growth, num_steps=max_steps)
-
 
 class _Jump(Pause):
-    """Steps slept through as one, until the last of `num_steps` is over."""
+    """Steps slept through as one, for `duration`; the first takes `first`, each later one more."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, first: float, *, growth: float, num_steps: int
-    ) -> None:
-        self._loop = loop
+    __slots__ = ("_first", "_growth", "duration", "num_steps", "started")
+
+    def __init__(self, started: float, first: float, growth: float, num_steps: int) -> None:
+        self.resume = None
+        self.started = started
         self._first = first
         self._growth = growth
-        self._started = loop.time()
-        self._run(num_steps)
+        self.num_steps = num_steps
+        self.duration = num_steps * first + growth * num_steps * (num_steps - 1) / 2
 
-    def _run(self, num_steps: int) -> None:
-        """End after so many."""
+    def cut(self, now: float) -> bool:
+        """End with the step that is running now; False if that is the last anyway."""
+        if self.num_steps == 1:
+            return False
+        num_steps = self._running_step(now - self.started - _EPSILON)
+        if num_steps == self.num_steps:
+            return False
         self.num_steps = num_steps
         self.duration = num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
-        self.timer = self._loop.call_at(self._started + self.duration, self.end)
+        return True
 
-    def cut(self) -> None:
-        """End with the step that is running now."""
-        if self.num_steps == 1:
-            return
-        num_steps = self._running_step()
-        if num_steps < self.num_steps:
-            self.timer.cancel()
-            self._run(num_steps)
-
-    def _running_step(self) -> int:
+    def _running_step(self, elapsed: float) -> int:
         """1 for the first: the least k whose `seconds` are not over yet."""
-        elapsed = self._loop.time() - self._started - _EPSILON
         if elapsed <= self._first:
             return 1
         # g k^2 / 2 + (f - g / 2) k = elapsed, solved without cancellation

@@ -181,8 +181,8 @@ class _Experiment:
     ) -> tuple[RoutedRequest, SimulatedRequest]:
         """The same request as the router and as the worker see it."""
         turn, block_size = answer.turn, self._model.worker.kv_cache.block_size
-        names, num_tokens = self._names.of(turn.transcript), turn.num_prompt_tokens
-        num_output_tokens = turn.num_output_tokens
+        names, num_output_tokens = self._names.of(turn.transcript), turn.num_output_tokens
+        num_tokens = turn.transcript.num_tokens - num_output_tokens
         sampling = self._sampling.get(num_output_tokens)
         if sampling is None:
             sampling = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)

@@ -117,11 +117,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Make the calls of one instant after the other, until the loop is to stop."""
-        ready, timers = self._ready, self._timers
+        ready = self._ready
         num_calls = 0  # since time last passed
         while True:
-            while timers and timers[0][0] <= self._now:
-                ready.append(heappop(timers)[2])
             while ready and not self._stopping:
                 call = ready.popleft()
                 if call.callback is not None:
@@ -136,26 +134,30 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                     raise SimulationStalled(f"time stands still at {self._now:g} s; {self._who}")
             if self._stopping:
                 return
-            if self._has_passed_time():
+            if self._take_due():
                 num_calls = 0
+
+    def _take_due(self) -> bool:
+        """The calls of the next instant are ready then; whether it is another than this one."""
+        ready, timers, before = self._ready, self._timers, self._now
+        while timers:
+            when, _, call = timers[0]
+            if call.callback is not None:
+                if when > self._now:
+                    if ready:
+                        return self._now > before
+                    self._now = when
+                ready.append(call)
+            heappop(timers)
+        if not ready:
+            raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
+        return self._now > before
 
     def _failed(self, call: _Call, error: BaseException) -> None:
         """As in asyncio, for what no future takes."""
         self.call_exception_handler(
             {"message": f"Exception in callback {call!r}", "exception": error, "handle": call}
         )
-
-    def _has_passed_time(self) -> bool:
-        """Go to the next timer; False if it is due at this very instant."""
-        timers = self._timers
-        while timers and timers[0][2].callback is None:
-            heappop(timers)
-        if not timers:
-            raise SimulationStalled(f"at {self._now:g} s nothing is left to happen; {self._who}")
-        if timers[0][0] <= self._now:
-            return False
-        self._now = timers[0][0]
-        return True
 
     @property
     def _who(self) -> str:

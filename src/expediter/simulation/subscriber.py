@@ -65,10 +65,13 @@ class SimulatedSubscriber:
             self._due = max(self._due, loop.time() + seconds)
             loop.call_at(self._due, self._apply, events)
         else:
-            self._apply(events)
+            apply, worker_id = self._index.apply, self.worker_id
+            for event in events:
+                apply(worker_id, event)
 
     def _apply(self, events: Sequence[KVCacheEvent]) -> None:
         if not self._is_open:
             return  # closed while they were on their way
+        apply, worker_id = self._index.apply, self.worker_id
         for event in events:
-            self._index.apply(self.worker_id, event)
+            apply(worker_id, event)

@@ -7,7 +7,7 @@ it was answering is lost; when it starts again, an empty worker takes its place.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from expediter.config import KVCacheConfig, SchedulerConfig
 from expediter.errors import ClusterError, WorkerLost, WorkerRefused
@@ -84,7 +84,6 @@ class SimulatedWorker:
         self._model = model
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
-        self._sinks: dict[str, Sink] = {}
         self._num_preemptions = 0  # of workers that are gone
 
     @property
@@ -116,38 +115,24 @@ class SimulatedWorker:
             return
         assert self._task is not None
         self._num_preemptions = self.num_preemptions
-        self._worker = None
+        worker, self._worker = self._worker, None
         self._task.cancel()
         await asyncio.wait([self._task])
         if self._hands is not None:
             await self._hands.end()
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink(WorkerLost(f"{self.worker_id} crashed"))
+        for sink in worker.open_sinks():
+            cast("Sink", sink)(WorkerLost(f"{self.worker_id} crashed"))
 
     def submit(self, request: Request, sink: Sink, *, leg: Leg | None = None) -> None:
         """As `Worker.submit`; the sink gets WorkerLost if the replica crashes."""
         if self._worker is None:
             raise WorkerRefused(f"{self.worker_id} is down")
-        sinks, request_id = self._sinks, request.request_id
-
-        def deliver(output: RequestOutput) -> None:
-            if output.finish_reason is not None:
-                del sinks[request_id]
-            sink(output)
-
-        sinks[request_id] = sink
-        try:
-            self._worker.submit(request, deliver, leg=leg)
-        except BaseException:
-            sinks.pop(request_id, None)
-            raise
+        self._worker.submit(request, sink, leg=leg)
         self.executor.interrupt()
 
     def abort(self, request: Request) -> None:
         """Drop a request, if it is still here."""
-        if self._worker is not None and self._sinks.pop(request.request_id, None) is not None:
-            self._worker.abort(request.request_id)
+        if self._worker is not None and self._worker.abort(request.request_id):
             self.executor.interrupt()
 
     def load(self) -> WorkerLoad:

@@ -92,11 +92,16 @@ class Worker:
         if leg is not None:
             self._hand_over(request, leg)
 
-    def abort(self, request_id: RequestId) -> None:
-        """Drop a request and free its blocks; nothing happens if it is not here."""
-        self.scheduler.abort(request_id)
+    def abort(self, request_id: RequestId) -> bool:
+        """Drop a request and free its blocks; False if it is not here."""
+        was_here = self.scheduler.abort(request_id)
         self._forget(request_id)
         self._wake.set()  # its blocks may be what others wait for
+        return was_here
+
+    def open_sinks(self) -> list[Sink]:
+        """Of the requests that have not ended."""
+        return list(self._sinks.values())
 
     def receive_token(
         self, request_id: RequestId, token: SampledToken, *, num_cached_tokens: int
@@ -143,7 +148,9 @@ class Worker:
     async def run(self) -> None:
         """Run steps until `drain` is over or the engine is lost. Only one may run."""
         while True:
-            output = self._next_step()
+            output = self.scheduler.schedule()
+            if self._handover is not None:
+                self._prepare(self._handover, output)
             if output is not None:
                 try:
                     result = await self._executor.execute(output)
@@ -183,15 +190,12 @@ class Worker:
         self._is_stopped = True
         self._wake.set()
 
-    def _next_step(self) -> SchedulerOutput | None:
-        """What to execute next; None if nothing can run now."""
-        output, handover = self.scheduler.schedule(), self._handover
-        if handover is not None:
-            handover.preempted(self.scheduler.take_preempted())
-            handover.admitted(self.scheduler.take_admissions())
-            if output is not None:
-                handover.step_begins(output)
-        return output
+    def _prepare(self, handover: Handover, output: SchedulerOutput | None) -> None:
+        """Tell who moves KV what was scheduled."""
+        handover.preempted(self.scheduler.take_preempted())
+        handover.admitted(self.scheduler.take_admissions())
+        if output is not None:
+            handover.step_begins(output)
 
     def _lose_step(self, output: SchedulerOutput) -> None:
         """Whatever the model throws, it costs this batch and nothing else."""
