@@ -32,7 +32,7 @@ def forwarded_lines(request: HttpRequest, connection: ClientConnection, request_
                 known.forwarded.clear()
             known.forwarded[connection.peer] = found
         lines = found
-    return b"%bx-request-id: %b\r\n" % (lines, request_id)
+    return b"".join((lines, b"x-request-id: ", request_id, b"\r\n"))
 
 
 def _forwarded(request: HttpRequest, connection: ClientConnection) -> list[Header]:

@@ -5,6 +5,7 @@ unless the client speaks HTTP/1.0. Reading from the worker stops while the clien
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,7 @@ from expediter.gateway.server import ClientConnection
 from expediter.gateway.story import Story
 
 _TRANSFER = re.compile(rb'"kv_transfer"\s*:\s*(\{[^{}]*\})')
+MAX_REMEMBERED_LINES = 1024
 LAST_CHUNK = b"0\r\n\r\n"
 _USAGE_BYTES = 4096  # a usage object is in the last part of an answer
 # Not in what a model writes: quotes within a JSON string are escaped.
@@ -102,8 +104,8 @@ class ClientSink:
             self._ends_by_close = not is_http11
             if not is_http11:
                 request.keeps_alive = False
-        named = b"" if seen.names_request else b"x-request-id: %b\r\n" % self._request_id
-        self._head = b"%b%b%b\r\n" % (seen.lines, named, self._own_lines())
+        named = () if seen.names_request else (b"x-request-id: ", self._request_id, b"\r\n")
+        self._head = b"".join((seen.lines, *named, self._own_lines(), b"\r\n"))
         return is_http11
 
     def write(self, data: bytes) -> None:
@@ -177,18 +179,20 @@ class ClientSink:
         """The decision, and how this hop is framed."""
         decision = self.decision
         assert decision is not None
-        return (
-            b"x-expediter-worker: %b\r\n"
-            b"x-expediter-reason: %b\r\n"
-            b"x-expediter-matched-tokens: %d\r\n%b%b%b"
-        ) % (
-            decision.worker_id.encode(),
-            decision.reason.encode(),
-            decision.matched_tokens,
-            _pair_lines(decision) if decision.prefill_worker_id or decision.fallback else b"",
-            b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
-            b"" if self._request.keeps_alive else b"connection: close\r\n",
-        )
+        lines = _placed_lines(decision.worker_id, decision.reason, decision.matched_tokens)
+        if decision.prefill_worker_id is not None or decision.fallback is not None:
+            lines += _pair_lines(decision)
+        if self._is_chunked:
+            lines += b"transfer-encoding: chunked\r\n"
+        return lines if self._request.keeps_alive else lines + b"connection: close\r\n"
+
+
+@lru_cache(MAX_REMEMBERED_LINES)
+def _placed_lines(worker_id: str, reason: str, matched_tokens: int) -> bytes:
+    """Where the request went, and why: often the same, to the last token of a shared prompt."""
+    return (
+        b"x-expediter-worker: %b\r\nx-expediter-reason: %b\r\nx-expediter-matched-tokens: %d\r\n"
+    ) % (worker_id.encode(), reason.encode(), matched_tokens)
 
 
 def _pair_lines(decision: Decision) -> bytes:

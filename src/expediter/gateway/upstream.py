@@ -44,8 +44,9 @@ class HttpWorker:
         self._host = url.hostname or "127.0.0.1"
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
-        self._authority = url.netloc.rpartition("@")[2].encode()
         self._base_path = url.path.rstrip("/").encode()
+        authority = url.netloc.rpartition("@")[2].encode()
+        self._after_target = b" HTTP/1.1\r\nhost: %b\r\n" % authority
         self.config = config
         self.outbox = outbox or Outbox()
         self._idle: list[UpstreamConnection] = []
@@ -140,15 +141,11 @@ class HttpWorker:
         return connection
 
     def _head(self, request: ForwardedRequest) -> bytes:
-        has_length = request.body or request.method not in _BODILESS_METHODS
-        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
-            request.method,
-            self._base_path,
-            request.target,
-            self._authority,
-            request.lines,
-            b"content-length: %d\r\n" % len(request.body) if has_length else b"",
-        )
+        method, body = request.method, request.body
+        has_length = body or method not in _BODILESS_METHODS
+        end = b"content-length: %d\r\n\r\n" % len(body) if has_length else b"\r\n"
+        target = (method, b" ", self._base_path, request.target, self._after_target)
+        return b"".join((*target, request.lines, end))
 
 
 class UpstreamConnection(asyncio.Protocol):
