@@ -213,6 +213,21 @@ def cached_names(cache: PrefixCache) -> dict[int, BlockHash]:
     }
 
 
+def check_decodes(scheduler: Scheduler) -> None:
+    """What is kept of the decodes together is what going over them would find."""
+    decodes, running = scheduler._decodes, scheduler._running
+    members = [state for state in running if state in decodes.members]
+    assert set(running) == {*decodes.members, *decodes.begun}
+    assert len(running) == len(decodes.members) + len(decodes.begun)
+    assert all(state.is_decode for state in members)
+    assert decodes.num_context_tokens == sum(state.num_computed_tokens for state in members)
+    lefts = [state.num_certain_tokens - state.num_tokens for state in members]
+    assert not lefts or decodes.num_left() == max(1, min(lefts))
+    size = scheduler.kv_cache.block_size
+    full = [s for s in members if s.num_tokens > len(s.sequence.block_ids) * size]
+    assert full == [state for state in decodes.edge if state.is_running]
+
+
 def check_consistency(scheduler: Scheduler, listener: Listener) -> None:
     """References match holders, free blocks are queued once, what is cached was told."""
     kv_cache = scheduler.kv_cache
@@ -241,6 +256,7 @@ def check_consistency(scheduler: Scheduler, listener: Listener) -> None:
     assert len(cached) == len(set(cached)) == kv_cache.num_cached_blocks
     assert set(cached) == set(listener.parent_of)
     assert [s.rank for s in scheduler._running] == sorted(s.rank for s in scheduler._running)
+    check_decodes(scheduler)
     load = scheduler.load()
     assert load.num_running + load.num_waiting == len(scheduler._states)
     waiting = [s for s in scheduler._states.values() if not s.is_running]

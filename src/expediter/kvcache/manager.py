@@ -118,7 +118,7 @@ class KVCacheManager:
             sequence.block_hashes, limit=self._max_hit(sequence)
         )
         num_new = self.num_blocks_for(sequence.num_tokens) - num_hits
-        num_pinned = pool.num_unheld(run, num_beyond=num_beyond)
+        num_pinned = pool.num_unheld(run, num_beyond=num_beyond) if num_hits else 0
         if num_new + num_pinned + headroom > pool.num_free_blocks:
             return None
         sequence.run = run = pool.hold(run, num_beyond=num_beyond)

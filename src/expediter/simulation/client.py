@@ -95,8 +95,6 @@ class SimulatedExchange(Pause):
     __slots__ = (
         "_delay",
         "_due",
-        "_failure",
-        "_has_begun",
         "_has_ended",
         "_lags",
         "_leg",
@@ -106,6 +104,8 @@ class SimulatedExchange(Pause):
         "_sink",
         "_story",
         "_worker",
+        "failure",
+        "has_begun",
         "status",
     )
     is_empty = False
@@ -133,8 +133,8 @@ class SimulatedExchange(Pause):
         self._lags = lags
         self._due = 0.0  # when the last output that is late will be here
         self._loop = asyncio.get_running_loop()
-        self._failure: ClusterError | None = None
-        self._has_begun = False
+        self.failure: ClusterError | None = None
+        self.has_begun = False
         self._has_ended = False
 
     def take(self, output: RequestOutput | ClusterError) -> None:
@@ -156,20 +156,12 @@ class SimulatedExchange(Pause):
         self._begin()
         self._end()
 
-    async def begun(self) -> None:
-        """Returns at the first byte; raises what prevents it."""
-        if not (self._has_begun or self._has_ended):
-            await self
-        if not self._has_begun:
-            assert self._failure is not None
-            raise self._failure
-
     async def ended(self) -> None:
         """See `Exchange`."""
         if not self._has_ended:
             await self
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def abort(self) -> None:
         """See `Pause`: the request is given up."""
@@ -177,7 +169,7 @@ class SimulatedExchange(Pause):
 
     def _arrive(self, output: RequestOutput | ClusterError) -> None:
         if isinstance(output, ClusterError):
-            self._failure = output
+            self.failure = output
             self._has_ended = True
             self._loop.call_soon(self.end)
             return
@@ -186,7 +178,7 @@ class SimulatedExchange(Pause):
             self.refuse(ClusterError.status)
             return
         self._receive(output, self._loop.time())
-        if not self._has_begun:
+        if not self.has_begun:
             self._begin()
         if reason is not None:
             if self._leg is not None:
@@ -208,7 +200,7 @@ class SimulatedExchange(Pause):
             self._story.transferred(report)
 
     def _begin(self) -> None:
-        self._has_begun = True
+        self.has_begun = True
         self._sink.start(_OK if self.status == 200 else _head(self.status), _INFLOW)
         self._loop.call_soon(self.end)  # when the worker has told everybody of its step
 
@@ -264,7 +256,10 @@ class SimulatedClient:
             self._worker.submit(request.request, exchange.take, leg=leg)
         except (RequestError, WorkerUnavailable) as error:
             exchange.refuse(error.status)
-        await exchange.begun()
+        if not exchange.has_begun and exchange.failure is None:
+            await exchange
+        if exchange.failure is not None and not exchange.has_begun:
+            raise exchange.failure
         return exchange
 
     async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109

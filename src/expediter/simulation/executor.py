@@ -80,7 +80,7 @@ class SimulatedExecutor:
         self.busy_seconds += jump.duration
         for chunk in work.chunks:
             self.num_prompt_tokens += chunk[0]
-        return ModelOutput(tokens=_same_tokens(num_steps), num_steps=num_steps)
+        return _model_output(num_steps)
 
     @property
     def step_ends_at(self) -> float | None:
@@ -120,21 +120,17 @@ class _Jump(Pause):
         """End with the step that is running now; False if that is the last anyway."""
         if self.num_steps == 1:
             return False
-        num_steps = self._running_step(now - self.started - _EPSILON)
-        if num_steps == self.num_steps:
+        elapsed, num_steps = now - self.started - _EPSILON, 1  # the least whose time is not over
+        if elapsed > self._first:
+            # g k^2 / 2 + (f - g / 2) k = elapsed, solved without cancellation
+            half = self._first - self._growth / 2
+            root = math.sqrt(max(0.0, half * half + 2 * self._growth * elapsed))
+            num_steps = max(1, math.ceil(2 * elapsed / (half + root)))
+        if num_steps >= self.num_steps:
             return False
         self.num_steps = num_steps
         self.duration = num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
         return True
-
-    def _running_step(self, elapsed: float) -> int:
-        """1 for the first: the least k whose `seconds` are not over yet."""
-        if elapsed <= self._first:
-            return 1
-        # g k^2 / 2 + (f - g / 2) k = elapsed, solved without cancellation
-        half = self._first - self._growth / 2
-        root = math.sqrt(max(0.0, half * half + 2 * self._growth * elapsed))
-        return min(self.num_steps, max(1, math.ceil(2 * elapsed / (half + root))))
 
 
 class _SameTokens(dict[RequestId, list[SampledToken]]):
@@ -148,6 +144,6 @@ class _SameTokens(dict[RequestId, list[SampledToken]]):
 
 
 @lru_cache(maxsize=1024)
-def _same_tokens(num_tokens: int) -> _SameTokens:
-    """Nobody changes them, so they are made once."""
-    return _SameTokens(num_tokens)
+def _model_output(num_steps: int) -> ModelOutput:
+    """Nobody changes it, so it is made once."""
+    return ModelOutput(tokens=_SameTokens(num_steps), num_steps=num_steps)

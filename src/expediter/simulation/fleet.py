@@ -149,6 +149,8 @@ class SimulatedFleet:
             try:
                 yield
             finally:
+                # The index goes too: nobody needs to take out of it what each of them held.
+                self.membership.members.clear()
                 for task in others:
                     task.cancel()
                 for worker in self.workers.values():

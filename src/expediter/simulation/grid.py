@@ -39,7 +39,7 @@ class Line:
         self._ys = [y for _, y in points]
         slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(points)]
         self._slopes = slopes or [0.0]
-        self._inner = self.xs[1:-1]
+        self._inner = self.xs[1:-1]  # at which the line changes
 
     def at(self, x: float) -> float:
         """The y at this x."""

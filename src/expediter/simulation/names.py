@@ -6,6 +6,7 @@ themselves, and the tables are walked in order. Two blocks have a name in common
 their names in `workload/transcript.py` are equal; nobody but the run can tell what they mean.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import cast
 
@@ -18,7 +19,9 @@ class BlockNames:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._names: dict[bytes, list[int]] = {}  # of the blocks that end in a text, by its path
+        self._names: dict[
+            bytes, list[int] | range
+        ] = {}  # of the blocks that end in a text, by its path
         self._num_named = 1  # no name is false
 
     def of(self, transcript: Transcript) -> list[BlockHash]:
@@ -35,11 +38,22 @@ class BlockNames:
         own.reverse()
         return cast("list[BlockHash]", list(chain.from_iterable(own)))
 
-    def _own(self, node: Transcript, num_blocks: int) -> list[int]:
-        """Of a segment: as many of its text's as end in it."""
-        known = self._names.setdefault(node.text_name, [])
-        num_new = num_blocks - len(known)
-        if num_new > 0:
-            known.extend(range(self._num_named, self._num_named + num_new))
-            self._num_named += num_new
-        return known if num_new >= 0 else known[:num_blocks]
+    def _own(self, node: Transcript, num_blocks: int) -> Sequence[int]:
+        """Of a segment: as many of its text's as end in it.
+
+        Most texts come once, and are a range until they come again.
+        """
+        known = self._names.get(node.text_name)
+        if known is None:
+            known = self._names[node.text_name] = self._new(num_blocks)
+            return known
+        if isinstance(known, range):
+            known = self._names[node.text_name] = list(known)
+        if len(known) < num_blocks:
+            known.extend(self._new(num_blocks - len(known)))
+        return known if len(known) == num_blocks else known[:num_blocks]
+
+    def _new(self, num_blocks: int) -> range:
+        start = self._num_named
+        self._num_named += num_blocks
+        return range(start, start + num_blocks)

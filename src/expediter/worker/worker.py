@@ -50,7 +50,7 @@ class Worker:
         if handover is not None:
             handover.bind(self)
         self.failure: EngineLost | None = None  # why it stopped by itself
-        self._publish = publish
+        self._publish = publish or _tell_nobody
         self._sinks: dict[RequestId, Sink] = {}
         self._num_failed_steps = 0  # in a row
         self._is_draining = False
@@ -87,7 +87,8 @@ class Worker:
             raise WorkerUnavailable("this worker is shutting down")
         self.scheduler.add(request)
         self._sinks[request.request_id] = sink
-        self._is_idle.clear()
+        if len(self._sinks) == 1:
+            self._is_idle.clear()
         self._wake.set()
         if leg is not None:
             self._hand_over(request, leg)
@@ -135,8 +136,10 @@ class Worker:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every prefix; False while any request holds blocks."""
-        is_reset = self.scheduler.kv_cache.reset_prefix_cache()
-        self._publish_events()
+        kv_cache = self.scheduler.kv_cache
+        is_reset, events = kv_cache.reset_prefix_cache(), kv_cache.take_events()
+        if events:
+            self._publish(events)
         return is_reset
 
     def lose_engine(self, failure: EngineLost) -> None:
@@ -147,8 +150,9 @@ class Worker:
 
     async def run(self) -> None:
         """Run steps until `drain` is over or the engine is lost. Only one may run."""
+        scheduler = self.scheduler
         while True:
-            output = self.scheduler.schedule()
+            output = scheduler.schedule()
             if self._handover is not None:
                 self._prepare(self._handover, output)
             if output is not None:
@@ -160,7 +164,9 @@ class Worker:
                     self._lose_step(output)
                 else:
                     self._take_in(output, result)
-            self._publish_events()
+            events = scheduler.kv_cache.take_events()
+            if events:
+                self._publish(events)
             if output is None:
                 if self._is_stopped:
                     return
@@ -251,7 +257,6 @@ class Worker:
         if not self._sinks:
             self._is_idle.set()
 
-    def _publish_events(self) -> None:
-        events = self.scheduler.kv_cache.take_events()
-        if events and self._publish is not None:
-            self._publish(events)
+
+def _tell_nobody(events: Sequence[KVCacheEvent]) -> None:
+    """Where nobody listens."""

@@ -83,7 +83,7 @@ class Replay:
     def _begin(self, turn: Turn) -> "_Sending":
         sending = _Sending(self._end)
         self._num_open += 1
-        self._send(turn, sending)
+        self._start(turn, sending.ended)
         return sending
 
     def _follow(self, turn: Turn, think_time: float) -> "_Sending":
