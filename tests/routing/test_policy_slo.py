@@ -12,8 +12,9 @@ from policy_cases import MS, ONE_MS, A, B, C, request, view
 from expediter.load import WorkerId
 from expediter.routing.feedback import Failed, Finished, FirstToken, WorkerRemoved
 from expediter.routing.prefill_speed import PrefillSpeed
+from expediter.routing.prompt import Prompt, pack_tokens, packed_prompt, text_prompt
 from expediter.routing.slo import PredictedCost
-from expediter.routing.view import Choice
+from expediter.routing.view import Choice, RoutedRequest
 
 BLOCK_SIZE = 10
 
@@ -174,3 +175,32 @@ def test_only_a_worker_far_from_the_others_is_slower() -> None:
     assert speed.scale(C) == pytest.approx(4.0)
     speed.forget(C)
     assert speed.scale(C) == speed.fleet_scale
+
+
+def test_what_waits_at_a_worker_is_found_in_text_and_in_tokens_of_which_the_last_are_put_off() -> (
+    None
+):
+    router = Router()
+
+    def send(prompt: Prompt, to: tuple[WorkerId, ...]) -> Choice:
+        router.num_requests += 1
+        routed = RoutedRequest(request_id=str(router.num_requests), prompt=prompt)
+        return router.policy.choose(routed, view(*to))
+
+    def never() -> bytes:
+        pytest.fail("what nobody was ever sent is not needed to place a request")
+
+    def tokens() -> Prompt:
+        return packed_prompt(pack_tokens(range(1000)), more=never, num_more=100)
+
+    def text() -> Prompt:
+        return text_prompt("four " * 1000)
+
+    for prompt, found in ((tokens, 1000), (text, 1024)):
+        send(prompt(), (B,))
+        scores = send(prompt(), (A, B)).scores
+        num_tokens, ahead = prompt().num_tokens, -scores[A] - prompt().num_tokens * MS
+        assert ahead == pytest.approx(0.0), "nothing waits at A, and nothing is known there"
+        assert -scores[B] == pytest.approx((num_tokens + num_tokens - found) * MS)
+        for number in (router.num_requests - 1, router.num_requests):
+            router.policy.observe(Failed(request_id=str(number)))

@@ -23,10 +23,12 @@ shows in the queue: the toll is divided by one more than the requests that wait 
 same match. And a second of work costs others `MAX_TOLL` seconds at most.
 
 What is cached is the index's word, and what earlier requests will have computed by then: prompts
-still queued at a worker count as cached there, found by a mark every `MARK_TOKENS` tokens.
+still queued at a worker count as cached there, found by a mark every `MARK_TOKENS` tokens, or in
+text `TEXT_MARK_TOKENS`. They are names that the index has computed for its match.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from expediter.clock import Clock
@@ -35,13 +37,14 @@ from expediter.routing.feedback import Failed, Feedback, Finished, FirstToken, W
 from expediter.routing.gpu_cost import GpuCost
 from expediter.routing.policy import Turns
 from expediter.routing.prefill_speed import PrefillSpeed
-from expediter.routing.prompt import BlockKey, num_held
+from expediter.routing.prompt import BlockKey, Prompt, num_held
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
 
 WINDOW_SECONDS = 20.0
 MAX_UTILISATION = 0.95  # beyond it a queue has no steady state, and the toll no meaning
 MAX_TOLL = 2.0  # seconds that a second of work may cost others
 MARK_TOKENS = 256
+TEXT_MARK_TOKENS = 512
 _MS = 1e-3
 EXPECTED_OUTPUT_TOKENS = 128.0
 OUTPUT_MEMORY = 0.99  # of the mean answer's length, kept at each answer
@@ -54,7 +57,7 @@ class _Queued:
     worker_id: WorkerId
     seconds: float
     placed_at: float
-    marks: list[BlockKey]
+    marks: Sequence[BlockKey]
 
 
 @dataclass(slots=True)
@@ -87,7 +90,6 @@ class PredictedCost:
         # A floor would make any two short prompts equal, on other hardware too.
         self._cost = replace(cost, prefill_floor=0.0)
         self._block_size = block_size
-        self._stride = max(1, MARK_TOKENS // block_size)
         self._decode_weight = decode_weight
         self._congestion_weight = congestion_weight
         context = cost.step_per_context_token * cost.typical_context
@@ -108,11 +110,12 @@ class PredictedCost:
         """
         self._leave(request.request_id)
         now = self._clock()
-        keys = request.prompt.keys(self._block_size) if request.prompt is not None else []
-        marks = keys[self._stride - 1 :: self._stride]
-        matched = {w.worker_id: self._matched(w.worker_id, marks, view) for w in view.workers}
+        marks, distance = self._marks(request.prompt)
+        matched = {
+            w.worker_id: self._matched(w.worker_id, marks, distance, view) for w in view.workers
+        }
         toll = self._toll(now, num_workers=len(view.workers))
-        sharing = 1 + self._num_queued_with(marks, matched)
+        sharing = 1 + self._num_queued_with(marks, distance, matched)
         costs: dict[WorkerId, float] = {}
         for worker in view.workers:
             held = matched[worker.worker_id]
@@ -170,19 +173,37 @@ class PredictedCost:
         """Its prefill; some of a prompt is computed even if all of it is cached."""
         return self._cost.prefill_seconds(max(1, num_tokens - num_held), num_held)
 
-    def _matched(self, worker_id: WorkerId, marks: list[BlockKey], view: ClusterView) -> int:
+    def _marks(self, prompt: Prompt | None) -> tuple[Sequence[BlockKey], int]:
+        """Names of its beginnings, and by how many tokens each is longer than the one before."""
+        if prompt is None:
+            return (), 1
+        if prompt.is_text:
+            prompt.marks(self._block_size)
+            return prompt.named_every(TEXT_MARK_TOKENS), TEXT_MARK_TOKENS
+        marks = prompt.named_every(MARK_TOKENS)
+        if marks:
+            return marks, MARK_TOKENS
+        stride = max(1, MARK_TOKENS // self._block_size)
+        keys = prompt.known_keys(self._block_size)
+        return keys[stride - 1 :: stride], stride * self._block_size
+
+    def _matched(
+        self, worker_id: WorkerId, marks: Sequence[BlockKey], distance: int, view: ClusterView
+    ) -> int:
         """Tokens that the worker holds, or will have computed when the request's turn comes."""
         held = view.matched_tokens(worker_id)
         queue = self._queues.get(worker_id)
         if queue is None or not queue.marks:
             return held
-        return max(held, num_held(marks, queue.marks) * self._stride * self._block_size)
+        return max(held, num_held(marks, queue.marks) * distance)
 
-    def _num_queued_with(self, marks: list[BlockKey], matched: dict[WorkerId, int]) -> int:
+    def _num_queued_with(
+        self, marks: Sequence[BlockKey], distance: int, matched: dict[WorkerId, int]
+    ) -> int:
         """How many requests wait, at one worker, for what this one has matched there."""
         most = 0
         for worker_id, num_tokens in matched.items():
-            depth = num_tokens // (self._stride * self._block_size)
+            depth = min(num_tokens // distance, len(marks))
             queue = self._queues.get(worker_id)
             if depth and queue is not None:
                 most = max(most, queue.marks.get(marks[depth - 1], 0))
