@@ -111,25 +111,22 @@ class PredictedCost:
         self._leave(request.request_id)
         now = self._clock()
         marks, distance = self._marks(request.prompt)
-        matched = {
-            w.worker_id: self._matched(w.worker_id, marks, distance, view) for w in view.workers
-        }
+        matched = self._matched(marks, distance, view)
         toll = self._toll(now, num_workers=len(view.workers))
         sharing = 1 + self._num_queued_with(marks, distance, matched)
-        costs: dict[WorkerId, float] = {}
-        for worker in view.workers:
-            held = matched[worker.worker_id]
-            own = self._own_seconds(request.num_tokens, held)
-            costs[worker.worker_id] = self._total(
-                worker, own=own, toll=toll, sharing=sharing, now=now
+        own = {held: self._own_seconds(request.num_tokens, held) for held in {*matched.values()}}
+        costs = {
+            worker.worker_id: self._total(
+                worker, own=own[matched[worker.worker_id]], toll=toll, sharing=sharing, now=now
             )
+            for worker in view.workers
+        }
         least = min(costs.values())
         best = [w for w in view.workers if costs[w.worker_id] == least]
         worker_id = self._turns.waited_longest(best).worker_id
         self._turns.take(worker_id)
         held = matched[worker_id]
-        seconds = self._own_seconds(request.num_tokens, held)
-        self._join(request.request_id, _Queued(worker_id, seconds, now, marks))
+        self._join(request.request_id, _Queued(worker_id, own[held], now, marks))
         return Choice(
             worker_id=worker_id,
             matched_tokens=view.matched_tokens(worker_id),
@@ -159,15 +156,17 @@ class PredictedCost:
     def _total(
         self, worker: WorkerView, *, own: float, toll: float, sharing: int, now: float
     ) -> float:
-        scale = self._speed.scale(worker.worker_id)
-        queue = self._queues.get(worker.worker_id)
-        num_queued = len(queue.requests) if queue is not None else 0
-        wait = _wait(queue, scale=scale, now=now) if queue is not None else 0.0
-        num_running = max(0, worker.num_requests - num_queued)
+        worker_id, num_running, wait = worker.worker_id, worker.num_requests, 0.0
+        scale = self._speed.scale(worker_id)
+        queue = self._queues.get(worker_id)
+        if queue is not None and queue.requests:
+            num_running = max(0, num_running - len(queue.requests))
+            wait = _wait(queue, scale=scale, now=now)
         own *= scale
         decode = self._num_output * self._step_share * scale
         beside = self._decode_weight * num_running * (own + 2 * decode)
-        return wait + own + beside + own * min(MAX_TOLL, toll * (wait + own / 2)) / sharing
+        behind = toll * (wait + own / 2)
+        return wait + own + beside + own * min(MAX_TOLL, behind) / sharing
 
     def _own_seconds(self, num_tokens: int, num_held: int) -> float:
         """Its prefill; some of a prompt is computed even if all of it is cached."""
@@ -188,14 +187,17 @@ class PredictedCost:
         return keys[stride - 1 :: stride], stride * self._block_size
 
     def _matched(
-        self, worker_id: WorkerId, marks: Sequence[BlockKey], distance: int, view: ClusterView
-    ) -> int:
-        """Tokens that the worker holds, or will have computed when the request's turn comes."""
-        held = view.matched_tokens(worker_id)
-        queue = self._queues.get(worker_id)
-        if queue is None or not queue.marks:
-            return held
-        return max(held, num_held(marks, queue.marks) * distance)
+        self, marks: Sequence[BlockKey], distance: int, view: ClusterView
+    ) -> dict[WorkerId, int]:
+        """Tokens that each worker holds, or will have computed when the request's turn comes."""
+        held, queues = view.matched.get, self._queues
+        matched = {worker.worker_id: held(worker.worker_id, 0) for worker in view.workers}
+        for worker_id in queues.keys() & matched.keys():
+            queued = queues[worker_id].marks
+            if queued:
+                num_tokens = num_held(marks, queued) * distance
+                matched[worker_id] = max(matched[worker_id], num_tokens)
+        return matched
 
     def _num_queued_with(
         self, marks: Sequence[BlockKey], distance: int, matched: dict[WorkerId, int]
@@ -262,9 +264,7 @@ class PredictedCost:
 
 
 def _wait(queue: _Queue, *, scale: float, now: float) -> float:
-    """Seconds until the queue is empty, if no more has been done than its first request."""
-    if not queue.requests:
-        return 0.0
+    """Seconds until a queue is empty, if no more has been done than its first request."""
     first = next(iter(queue.requests.values()))
     return max(0.0, queue.seconds * scale - min(now - queue.since, first.seconds * scale))
 
