@@ -93,6 +93,7 @@ async def test_it_is_busy_while_many_pieces_come_in_little_time() -> None:
             for _ in range(NUM_COUNTED):
                 now += interval * BUSY_SECONDS / NUM_COUNTED
                 outbox.write(transport, b"piece")
+                await asyncio.sleep(0)  # the turn ends
             assert outbox.is_busy is is_busy
         outbox.write(transport, b"piece")
         assert peer.recv(10_000) == b"piece" * (3 * NUM_COUNTED + 1), "nothing waits any more"

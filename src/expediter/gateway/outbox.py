@@ -11,6 +11,7 @@ one turn, and it has to be held back as soon as its client does not keep up.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from expediter.clock import Clock
 
@@ -27,28 +28,23 @@ class Outbox:
         self._clock = clock
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._num_counted = 0  # of the next so many pieces
+        self._num_counted = 0  # pieces since
         self._counted_at = 0.0
         self.is_busy = False
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
         """Send this, unless the connection is lost before: nobody would read it."""
-        self._num_counted += 1
-        if self._num_counted == NUM_COUNTED:
-            now = self._clock()
-            self.is_busy = now - self._counted_at < BUSY_SECONDS
-            self._num_counted, self._counted_at = 0, now
-        if self.is_busy and len(data) <= LARGE_BYTES:
-            if not self._waiting:
-                if self._loop is None:
-                    self._loop = asyncio.get_running_loop()
-                self._loop.call_soon(self.flush)
-            self._waiting.append((transport, data))
+        waiting = self._waiting
+        if waiting or (self.is_busy and len(data) <= LARGE_BYTES):
+            if not waiting:
+                self._call_at_end(self.flush)
+            waiting.append((transport, data))
+            if len(data) > LARGE_BYTES:
+                self.flush()
             return
-        if self._waiting:
-            self.flush()
         if not transport.is_closing():
             transport.write(data)
+        self._count(1)
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close a connection behind what was written to it."""
@@ -61,3 +57,17 @@ class Outbox:
         for transport, data in waiting:
             if not transport.is_closing():
                 transport.write(data)
+        self._count(len(waiting))
+
+    def _count(self, num_pieces: int) -> None:
+        num_counted = self._num_counted = self._num_counted + num_pieces
+        if num_counted >= NUM_COUNTED:
+            now = self._clock()
+            seconds = now - self._counted_at
+            self.is_busy = seconds * NUM_COUNTED < BUSY_SECONDS * num_counted
+            self._num_counted, self._counted_at = 0, now
+
+    def _call_at_end(self, function: Callable[[], None]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(function)
