@@ -59,7 +59,9 @@ class Decodes:
             joining = [state for state in self.begun if state.is_decode]
             for state in joining:
                 self._join(state)
-            due = sorted(due + joining, key=_by_rank)
+            due += joining
+            if len(due) > 1:
+                due.sort(key=_by_rank)
         return due
 
     def _join(self, state: "RequestState") -> None:

@@ -48,23 +48,23 @@ def advance(
     is at the end of its blocks is noted: that is the next step's to decide.
     """
     num_steps, block_size = result.num_steps, kv_cache.block_size
-    gained, tells_all = [], step.ends_prompt
-    for state in step.decodes:
-        if not state.is_running:
-            continue
+    gained, tells_all, states = [], step.ends_prompt, step.decodes
+    if len(decodes.members) < len(states):  # else nobody left, and nobody joins within a step
+        states = [state for state in states if state.is_running]
+    for state in states:
         sequence = state.sequence
         state.num_computed_tokens = num_tokens = state.num_computed_tokens + num_steps
         if sequence.token_ids:
             sequence.append(result.tokens[state.request_id])
         else:
-            sequence.num_tokens = num_tokens + 1
+            sequence.num_tokens += num_steps
         if num_tokens % block_size < num_steps:  # a block has become full
             has_slots = kv_cache.allocate_slots(sequence, num_tokens)
             assert has_slots, "these steps were said to be safe"
             kv_cache.publish(sequence, num_tokens)
             if num_tokens % block_size == 0:
                 decodes.edge.append(state)
-        if num_tokens + 1 >= state.tells_from or tells_all:
+        if num_tokens >= state.tells_from or tells_all:
             gained.append(state)
     decodes.num_steps += num_steps
     decodes.num_context_tokens += num_steps * len(decodes.members)

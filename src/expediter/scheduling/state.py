@@ -60,7 +60,8 @@ class RequestState:
         self.num_certain_tokens = 0 if self.stop_token_ids else self.max_num_tokens
         # Whether every token matters, or only the first and the last, whose time is known.
         is_eager = request.reports_progress or bool(self.stop_token_ids)
-        self.tells_from = 0 if is_eager else self.max_num_tokens
+        # As computed tokens: one less than there are then.
+        self.tells_from = 0 if is_eager else self.max_num_tokens - 1
 
     @property
     def num_tokens(self) -> int:
