@@ -16,8 +16,8 @@ from expediter.routing.policy import RoutingPolicy
 from expediter.routing.prompt import named_prompt
 from expediter.routing.view import RoutedRequest
 from expediter.simulation.answer import Answer
-from expediter.simulation.client import SimulatedRequest
 from expediter.simulation.evictions import Evictions
+from expediter.simulation.exchange import SimulatedRequest
 from expediter.simulation.fleet import FleetModel, SimulatedFleet
 from expediter.simulation.loop import run_virtual
 from expediter.simulation.names import BlockNames

@@ -9,7 +9,7 @@ from expediter.cluster.client import ForwardedRequest, Usage
 from expediter.cluster.handover import KVPeer
 from expediter.errors import ConfigError
 from expediter.request import RequestOutput, SamplingParams
-from expediter.simulation.client import SimulatedRequest
+from expediter.simulation.exchange import SimulatedRequest
 from expediter.worker.handover.legs import FIELD
 
 ONE_TOKEN = SamplingParams(max_tokens=1, ignore_eos=True)
