@@ -24,13 +24,15 @@ class Pause:
         self.resume: Callable[[], None] | None = None  # set by whoever runs the coroutine
 
     def __await__(self) -> Generator[Any, None, None]:
+        if _in_errand:
+            return iter((self,))  # type: ignore[return-value]  # all that an errand needs of it
+        return self._in_task()
+
+    def _in_task(self) -> Generator[Any, None, None]:
+        future = asyncio.get_running_loop().create_future()
+        self.resume = lambda: None if future.done() else future.set_result(None)
         try:
-            if _in_errand:
-                yield self
-            else:
-                future = asyncio.get_running_loop().create_future()
-                self.resume = lambda: None if future.done() else future.set_result(None)
-                yield from future
+            yield from future
         except asyncio.CancelledError:
             self.resume = None
             self.abort()
@@ -87,6 +89,8 @@ class Errand:
         """As of a task, but one that waits in a `Pause` is over when this returns."""
         waits_for = self._waits_for
         if isinstance(waits_for, Pause):
+            waits_for.resume = None
+            waits_for.abort()
             self._cancel_next()
             self.go()
         elif waits_for is None or not waits_for.cancel():

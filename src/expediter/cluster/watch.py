@@ -14,7 +14,7 @@ their connection is lost, every probe asks where they are, and otherwise one pro
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import zmq
 
@@ -69,14 +69,16 @@ class Watch:
 
     async def follow(self, member: Member) -> None:
         """Probe a worker until cancelled."""
-        num_probes = 0
+        loop, num_probes = asyncio.get_running_loop(), 0
         while True:
             member.wake.clear()
             await self._probe(member, asks_all=num_probes % NUM_PROBES_PER_MODELS == 0)
             num_probes += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await member.wake.wait()
+            timer = loop.call_later(self._interval, member.wake.set)
+            try:
+                await member.wake.wait()
+            finally:
+                timer.cancel()
 
     def suspect(self, member: Member, error: ClusterError) -> None:
         """A request failed there: one that refuses is down, any other is probed at once."""
