@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from expediter.tokenizer.byte_pairs import BytePairs, build_byte_pairs
+from expediter.tokenizer.byte_pairs import PIECE_CHARS, BytePairs, build_byte_pairs, pieces
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -70,6 +70,52 @@ texts = st.lists(
 @given(text=texts, kind=st.sampled_from(sorted(PRE_TOKENIZERS)), normalizes=st.booleans())
 def test_ids_are_hugging_faces(text: str, kind: str, normalizes: bool) -> None:
     backend, pairs = both(kind, normalizes)
+    packed = pairs.pack(text)
+    assert packed is not None
+    assert list(array("I", packed)) == backend.encode(text, add_special_tokens=False).ids
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    text=texts,
+    kind=st.sampled_from(sorted(PRE_TOKENIZERS)),
+    normalizes=st.booleans(),
+    num_chars=st.integers(1, 9),
+)
+def test_ids_of_a_text_in_pieces_are_those_of_the_whole(
+    text: str, kind: str, normalizes: bool, num_chars: int
+) -> None:
+    _, pairs = both(kind, normalizes)
+    text = f"{text} the quick {text} brown {text}"
+    found = list(pieces(text, num_chars))
+    assert "".join(found) == text
+    assert pairs.piece_chars == PIECE_CHARS
+    whole = pairs.pack(text)
+    try:
+        pairs.piece_chars = num_chars
+        assert pairs.pack(text) == whole
+    finally:
+        pairs.piece_chars = PIECE_CHARS
+
+
+def test_a_tokenizer_whose_words_may_be_two_is_not_cut() -> None:
+    """Its expression takes a space and the words on both of its sides."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    pattern = r"\p{L}+ \p{L}+|[^\p{L}]|\p{L}+"
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), behavior="isolated"), bytes_alone]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    pairs = build_byte_pairs(backend)
+    assert pairs is not None
+    assert pairs.piece_chars == 0
+    text = CORPUS[0] * 500
     packed = pairs.pack(text)
     assert packed is not None
     assert list(array("I", packed)) == backend.encode(text, add_special_tokens=False).ids

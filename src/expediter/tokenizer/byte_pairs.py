@@ -4,13 +4,19 @@ The two differ in what a merge is (a listed pair there, any two neighbours whose
 token here), in their regular expressions, and in what comes before and after. So a tokenizer
 is taken over only if its parts are of known kinds, and if both give the same ids for a corpus of
 probes when it is loaded: the words of its own vocabulary in several orders, and what is awkward.
+
+A long text is encoded in pieces, each some tenths of a millisecond, and between two of them this
+thread steps back. A kernel may let a thread run for milliseconds while others wait for its core,
+whatever they asked for; a server's event loop that shares it would not come to speak meanwhile.
 """
 
 import json
+import os
 import random
+import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +28,11 @@ import tokenizers
 from expediter.tokenizer.token_bytes import byte_characters
 
 MAX_PROBED_PIECES = 8_000
+PIECE_CHARS = 4_096
 SHORT_CHARS = 1_000  # for which a list costs less than an array of numpy's
+_BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
+"""Any expression for words takes the space to what follows it, or makes it one of its own."""
+_step_back: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on every system
 _FIRST_GAP = 2**32 - 257  # bytes without a token have names from here on
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The same after a step that parts digits from all else: a digit ends a text like its end does.
@@ -47,6 +57,7 @@ class BytePairs:
         self._encoding = encoding
         self._ids = ids
         self._normalizes = normalizes
+        self.piece_chars = 0  # of long texts; 0 if they may not be cut
 
     def pack(self, text: str) -> bytes | None:
         """Four bytes a token; None for what only the other tokenizer can encode.
@@ -55,6 +66,18 @@ class BytePairs:
         """
         if self._normalizes and not text.isascii():
             text = unicodedata.normalize("NFC", text)
+        if not 0 < self.piece_chars < len(text):
+            return self._pack(text)
+        found = []
+        for piece in pieces(text, self.piece_chars):
+            packed = self._pack(piece)
+            if packed is None:
+                return None
+            found.append(packed)
+            _step_back()
+        return b"".join(found)
+
+    def _pack(self, text: str) -> bytes | None:
         try:
             if self._ids is None and len(text) <= SHORT_CHARS:
                 tokens = self._encoding.encode_ordinary(text)
@@ -89,7 +112,20 @@ def build_byte_pairs(backend: tokenizers.Tokenizer) -> BytePairs | None:
     )
     ids = None if are_in_order else np.array(tokens, dtype=np.uint32)
     pairs = BytePairs(encoding, ids, normalizes=normalizer is not None)
-    return pairs if _agree(pairs, backend, ranks) else None
+    if not _agree(pairs, backend, ranks):
+        return None
+    pairs.piece_chars = 1
+    pairs.piece_chars = PIECE_CHARS if _agree(pairs, backend, ranks) else 0
+    return pairs
+
+
+def pieces(text: str, num_chars: int) -> Iterator[str]:
+    """Of so many characters and those up to the next space between two words of ASCII letters."""
+    start, find = 0, _BETWEEN_WORDS.search
+    while (cut := find(text, start + num_chars)) is not None:
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
