@@ -6,6 +6,7 @@ all tokens up to there are equal. The ids are numbers of this trace alone; nothi
 can be told from them.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -16,6 +17,7 @@ from expediter.clock import Clock
 from expediter.routing.prompt import BlockKey, Prompt
 
 BLOCK_TOKENS = 512
+NUM_NUMBERS = 3  # of a request: when it came, tokens of its prompt, tokens of its answer
 
 
 class TracedRequest(msgspec.Struct, frozen=True, gc=False):
@@ -37,7 +39,11 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 
 class TrafficLog:
-    """The last `capacity` requests that were answered; fewer if they have many blocks."""
+    """The last `capacity` requests that were answered; fewer if they have many blocks.
+
+    They are kept as numbers in one array. As objects they would be the memory that every request
+    writes to anew, and most of it would have left the processor's caches since.
+    """
 
     def __init__(
         self, *, clock: Clock, capacity: int = 20_000, max_blocks: int = 1_000_000
@@ -46,7 +52,9 @@ class TrafficLog:
         self._capacity = capacity
         self._max_blocks = max_blocks
         self._num_blocks = 0
-        self._recent: deque[TracedRequest] = deque()
+        self._num_added = 0
+        self._numbers = array("d", bytes(8 * NUM_NUMBERS * capacity))  # a ring
+        self._keys: deque[tuple[BlockKey, ...]] = deque()  # of those that are kept
 
     def add(
         self,
@@ -61,14 +69,26 @@ class TrafficLog:
         if prompt is not None:
             keys = tuple(prompt.named_every(BLOCK_TOKENS))
             self._num_blocks += len(keys)
-        self._recent.append(TracedRequest(arrived_at, num_prompt_tokens, num_output_tokens, keys))
-        while len(self._recent) > self._capacity or self._num_blocks > self._max_blocks:
-            self._num_blocks -= len(self._recent.popleft().keys)
+        at, numbers = NUM_NUMBERS * (self._num_added % self._capacity), self._numbers
+        numbers[at] = arrived_at
+        numbers[at + 1] = num_prompt_tokens
+        numbers[at + 2] = num_output_tokens
+        self._num_added += 1
+        kept = self._keys
+        kept.append(keys)
+        while len(kept) > self._capacity or self._num_blocks > self._max_blocks:
+            self._num_blocks -= len(kept.popleft())
 
     def recent(self, *, seconds: float) -> list[TracedRequest]:
         """What came in the last so many seconds."""
-        since = self._clock() - seconds
-        return [each for each in self._recent if each.arrived_at >= since]
+        since, numbers = self._clock() - seconds, self._numbers
+        found = []
+        for number, keys in enumerate(self._keys, self._num_added - len(self._keys)):
+            at = NUM_NUMBERS * (number % self._capacity)
+            if numbers[at] >= since:
+                num_prompt, num_output = numbers[at + 1 : at + NUM_NUMBERS]
+                found.append(TracedRequest(numbers[at], int(num_prompt), int(num_output), keys))
+        return found
 
     def rows(self, *, seconds: float) -> list[TraceRow]:
         """The same as rows of a trace, in order of arrival."""
