@@ -10,10 +10,12 @@ are those of `slo` without its weights, so that nothing but the transfer is diff
 does not say its threshold.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from expediter.load import WorkerId
 from expediter.routing.prompt import BlockKey
 from expediter.routing.slo import PredictedCost
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
@@ -47,12 +49,15 @@ class GlobalCacheAware(PredictedCost):
         """See `Fetcher`."""
         return self._fetches.pop(request_id, None)
 
-    def _matched(self, worker_id: Any, marks: list[BlockKey], view: ClusterView) -> int:
-        held = super()._matched(worker_id, marks, view)
-        if self._best > max(held * self._threshold, held):
-            self._missing[worker_id] = self._best - held
-            return self._best
-        return held
+    def _matched(
+        self, marks: Sequence[BlockKey], distance: int, view: ClusterView
+    ) -> dict[WorkerId, int]:
+        matched = super()._matched(marks, distance, view)
+        for worker_id, held in matched.items():
+            if self._best > max(held * self._threshold, held):
+                self._missing[worker_id] = self._best - held
+                matched[worker_id] = self._best
+        return matched
 
     def _total(self, worker: WorkerView, **known: Any) -> float:
         fetched = self._missing.get(worker.worker_id, 0)
