@@ -41,6 +41,7 @@ class TraceRow(msgspec.Struct, frozen=True):
 class TrafficLog:
     """The last `capacity` requests that were answered; fewer if they have many blocks.
 
+    With a capacity of 0 nothing is kept, for a fleet of whose traffic nobody asks.
     They are kept as numbers in one array. As objects they would be the memory that every request
     writes to anew, and most of it would have left the processor's caches since.
     """
@@ -65,6 +66,8 @@ class TrafficLog:
         num_output_tokens: int,
     ) -> None:
         """A request was answered. Without a prompt it shares nothing with any other."""
+        if not self._capacity:
+            return
         keys: tuple[BlockKey, ...] = ()
         if prompt is not None:
             keys = tuple(prompt.named_every(BLOCK_TOKENS))

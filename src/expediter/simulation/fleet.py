@@ -12,6 +12,7 @@ from expediter.cluster.dispatcher import Dispatcher
 from expediter.cluster.handover import Dialect, Splitting
 from expediter.cluster.membership import Membership, Subscriber
 from expediter.cluster.rebalancer import Rebalancer
+from expediter.cluster.traffic import TrafficLog
 from expediter.config import DisaggregationConfig, RoutingConfig, WorkerEndpoint
 from expediter.load import WorkerId, WorkerRole
 from expediter.routing.disaggregated import Disaggregated
@@ -127,6 +128,7 @@ class SimulatedFleet:
             config=model.routing,
             clock=clock,
         )
+        self.dispatcher.traffic = TrafficLog(clock=clock, capacity=0)  # nobody asks
         if model.has_pairs:
             self._split(model.disaggregation)
         self._copies = self._prefix_copies(policy) if isinstance(policy, Fetcher) else None
