@@ -66,8 +66,8 @@ class BytePairs:
         """
         if self._normalizes and not text.isascii():
             text = unicodedata.normalize("NFC", text)
-        if not 0 < self.piece_chars < len(text):
-            return self._pack(text)
+        if not 0 < 2 * self.piece_chars < len(text):
+            return self._pack(text)  # short, and maybe for an event loop, which gives way to nobody
         found = []
         for piece in pieces(text, self.piece_chars):
             packed = self._pack(piece)
