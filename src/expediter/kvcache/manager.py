@@ -78,12 +78,11 @@ class KVCacheManager:
         """The request's sequence, its full blocks named; it holds nothing yet."""
         context, hasher = _context(request), None
         names: Sequence[BlockHash] = ()
-        if not self._prefix_caching:
-            pass
-        elif request.block_hashes is None:
-            hasher = BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
-        else:
-            names = cast("Sequence[BlockHash]", request.block_hashes)  # not copied: may be many
+        if self._prefix_caching:
+            if request.block_hashes is None:
+                hasher = BlockHasher(block_size=self.block_size, seed=self._seed, context=context)
+            else:
+                names = cast("Sequence[BlockHash]", request.block_hashes)  # not copied: may be many
         return KVSequence(
             request.prompt_token_ids,
             num_tokens=request.num_prompt_tokens,
@@ -135,7 +134,7 @@ class KVCacheManager:
 
     def allocate_slots(self, sequence: KVSequence, num_tokens: int) -> bool:
         """Make room for the sequence's first `num_tokens` tokens; False if memory is full."""
-        num_new = -(-num_tokens // self.block_size) - len(sequence.block_ids)
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_ids)
         if num_new <= 0:
             return True
         block_ids = self._pool.allocate(num_new)

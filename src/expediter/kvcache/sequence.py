@@ -55,8 +55,7 @@ class KVSequence:
         self.pins: tuple[Pin, ...] = ()  # what holds its blocks besides it
         self.matched_blocks = 0  # of the longest match, as of the cache's `matched_version`
         self.matched_version = -1
-        if hasher is not None:
-            hasher.extend(self._names, self.token_ids)
+        self.name_blocks()
 
     def append(self, tokens: Sequence[SampledToken]) -> None:
         """Add tokens at the end; a simulated sequence only counts them."""

@@ -43,9 +43,8 @@ def advance(
     """Take in the steps that ran, each decode's as one: nobody could look in between.
 
     Returns who has something to tell: those of whom every token matters, those at their end, or
-    everybody. Who went
-    away while the steps ran has nothing to gain. After the last step no slots are taken, only who
-    is at the end of its blocks is noted: that is the next step's to decide.
+    everybody. Who went away while the steps ran has nothing to gain. After the last step no slots
+    are taken, only who is at the end of its blocks is noted: that is the next step's to decide.
     """
     num_steps, block_size = result.num_steps, kv_cache.block_size
     gained, tells_all, states = [], step.ends_prompt, step.decodes

@@ -62,9 +62,7 @@ class SimulatedClient:
     async def send(self, request: ForwardedRequest, sink: ResponseSink) -> SimulatedExchange:
         """See `WorkerClient`; cancelling aborts the request at once."""
         assert isinstance(request, SimulatedRequest)
-        delay = self._network.request_seconds
-        if not self._lags.are_none:
-            delay += self._lags.of(self._worker.worker_id)
+        delay = self._network.request_seconds + self._lags.of(self._worker.worker_id)
         if delay:
             await asyncio.sleep(delay)
         if self.prepare is not None:
@@ -92,7 +90,7 @@ class SimulatedClient:
 
     async def fetch(self, path: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
         """A healthy worker's pages; it may answer too late."""
-        delay = 0.0 if self._lags.are_none else 2 * self._lags.of(self._worker.worker_id)
+        delay = 2 * self._lags.of(self._worker.worker_id)
         if delay:
             await asyncio.sleep(min(delay, timeout))
             if delay > timeout:

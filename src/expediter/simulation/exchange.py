@@ -117,9 +117,7 @@ class SimulatedExchange(Pause):
 
     def take(self, output: RequestOutput | ClusterError) -> None:
         """What the worker sends, which arrives after the network's delay."""
-        delay = self._delay
-        if not self._lags.are_none:
-            delay += self._lags.of(self._worker.worker_id)
+        delay = self._delay + self._lags.of(self._worker.worker_id)
         if self._leg is not None:
             self._tell_prefilled(self._leg, output)
         if delay or self._due:

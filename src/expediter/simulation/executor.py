@@ -78,8 +78,8 @@ class SimulatedExecutor:
         self.num_steps += num_steps
         self.num_jumps += 1
         self.busy_seconds += jump.duration
-        for chunk in work.chunks:
-            self.num_prompt_tokens += chunk[0]
+        if work.chunks:
+            self.num_prompt_tokens += work.num_prompt_tokens
         return _model_output(num_steps)
 
     @property
@@ -113,8 +113,7 @@ class _Jump(Pause):
         self.started = started
         self._first = first
         self._growth = growth
-        self.num_steps = num_steps
-        self.duration = num_steps * first + growth * num_steps * (num_steps - 1) / 2
+        self._run(num_steps)
 
     def cut(self, now: float) -> bool:
         """End with the step that is running now; False if that is the last anyway."""
@@ -128,9 +127,13 @@ class _Jump(Pause):
             num_steps = max(1, math.ceil(2 * elapsed / (half + root)))
         if num_steps >= self.num_steps:
             return False
+        self._run(num_steps)
+        return True
+
+    def _run(self, num_steps: int) -> None:
+        """End after so many."""
         self.num_steps = num_steps
         self.duration = num_steps * self._first + self._growth * num_steps * (num_steps - 1) / 2
-        return True
 
 
 class _SameTokens(dict[RequestId, list[SampledToken]]):

@@ -8,7 +8,6 @@ class Lags:
 
     def __init__(self) -> None:
         self._added: dict[WorkerId, list[float]] = {}
-        self.are_none = True  # as they mostly are: then there is nothing to ask for
 
     def of(self, worker_id: WorkerId) -> float:
         """To or from one worker."""
@@ -21,7 +20,6 @@ class Lags:
     def add(self, worker_id: WorkerId, seconds: float) -> None:
         """From now on."""
         self._added.setdefault(worker_id, []).append(seconds)
-        self.are_none = False
 
     def take_back(self, worker_id: WorkerId, seconds: float) -> None:
         """What was added once is over."""
@@ -29,4 +27,3 @@ class Lags:
         added.remove(seconds)
         if not added:
             del self._added[worker_id]
-            self.are_none = not self._added

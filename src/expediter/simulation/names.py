@@ -19,9 +19,8 @@ class BlockNames:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._names: dict[
-            bytes, list[int] | range
-        ] = {}  # of the blocks that end in a text, by its path
+        # Of the blocks that end in a text, by its path:
+        self._names: dict[bytes, list[int] | range] = {}
         self._num_named = 1  # no name is false
 
     def of(self, transcript: Transcript) -> list[BlockHash]:

@@ -57,17 +57,13 @@ class SimulatedSubscriber:
         if network.event_loss and self._rng.random() < network.event_loss:
             self.num_lost += 1
             return
-        seconds = network.event_seconds
-        if not self._lags.are_none:
-            seconds += self._lags.of(self._worker.worker_id)
+        seconds = network.event_seconds + self._lags.of(self._worker.worker_id)
         if seconds or self._due:
             loop = asyncio.get_running_loop()
             self._due = max(self._due, loop.time() + seconds)
             loop.call_at(self._due, self._apply, events)
         else:
-            apply, worker_id = self._index.apply, self.worker_id
-            for event in events:
-                apply(worker_id, event)
+            self._apply(events)
 
     def _apply(self, events: Sequence[KVCacheEvent]) -> None:
         if not self._is_open:

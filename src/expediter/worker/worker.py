@@ -50,7 +50,7 @@ class Worker:
         if handover is not None:
             handover.bind(self)
         self.failure: EngineLost | None = None  # why it stopped by itself
-        self._publish = publish or _tell_nobody
+        self._publish = publish
         self._sinks: dict[RequestId, Sink] = {}
         self._num_failed_steps = 0  # in a row
         self._is_draining = False
@@ -136,10 +136,8 @@ class Worker:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every prefix; False while any request holds blocks."""
-        kv_cache = self.scheduler.kv_cache
-        is_reset, events = kv_cache.reset_prefix_cache(), kv_cache.take_events()
-        if events:
-            self._publish(events)
+        is_reset = self.scheduler.kv_cache.reset_prefix_cache()
+        self._publish_events()
         return is_reset
 
     def lose_engine(self, failure: EngineLost) -> None:
@@ -150,9 +148,8 @@ class Worker:
 
     async def run(self) -> None:
         """Run steps until `drain` is over or the engine is lost. Only one may run."""
-        scheduler = self.scheduler
         while True:
-            output = scheduler.schedule()
+            output = self.scheduler.schedule()
             if self._handover is not None:
                 self._prepare(self._handover, output)
             if output is not None:
@@ -164,9 +161,7 @@ class Worker:
                     self._lose_step(output)
                 else:
                     self._take_in(output, result)
-            events = scheduler.kv_cache.take_events()
-            if events:
-                self._publish(events)
+            self._publish_events()
             if output is None:
                 if self._is_stopped:
                     return
@@ -257,6 +252,7 @@ class Worker:
         if not self._sinks:
             self._is_idle.set()
 
-
-def _tell_nobody(events: Sequence[KVCacheEvent]) -> None:
-    """Where nobody listens."""
+    def _publish_events(self) -> None:
+        events = self.scheduler.kv_cache.take_events()
+        if events and self._publish is not None:
+            self._publish(events)
