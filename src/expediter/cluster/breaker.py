@@ -50,7 +50,7 @@ class CircuitBreaker:
     ) -> None:
         """`num_failures` in a row open it; first for `open_seconds`.
 
-        `changed` is called after it has opened, closed or let a probe pass.
+        `changed` is called after it has opened or closed, and as a probe begins or ends.
         """
         self._limit = num_failures
         self._open_seconds = open_seconds

@@ -109,10 +109,11 @@ class ChunkedBody:
         """The data itself, or the contents of its chunks."""
         if not (self._num_left or self._line or self._in_trailer or self._unwraps):
             size = _CHUNK_SIZE.match(data)
-            num_bytes = int(size[1], 16) if size is not None else 0
-            if size is not None and num_bytes and len(data) == size.end() + num_bytes + 2:
-                self.is_empty = False  # one chunk and all of it, as most pieces of a stream are
-                return data
+            if size is not None:
+                num_bytes = int(size[1], 16)
+                if num_bytes and len(data) == size.end() + num_bytes + 2:
+                    self.is_empty = False  # one chunk and all of it, as most pieces of a stream are
+                    return data
         contents: list[bytes] = []
         position, end = 0, len(data)
         while position < end and not self.is_complete:

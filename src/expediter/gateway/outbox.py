@@ -11,7 +11,6 @@ one turn, and it has to be held back as soon as its client does not keep up.
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from expediter.clock import Clock
 
@@ -37,7 +36,7 @@ class Outbox:
         waiting = self._waiting
         if waiting or (self.is_busy and len(data) <= LARGE_BYTES):
             if not waiting:
-                self._call_at_end(self.flush)
+                self._flush_at_end()
             waiting.append((transport, data))
             if len(data) > LARGE_BYTES:
                 self.flush()
@@ -67,7 +66,7 @@ class Outbox:
             self.is_busy = seconds * NUM_COUNTED < BUSY_SECONDS * num_counted
             self._num_counted, self._counted_at = 0, now
 
-    def _call_at_end(self, function: Callable[[], None]) -> None:
+    def _flush_at_end(self) -> None:
         if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(function)
+            self._loop = asyncio.get_running_loop()  # asked for once: it is a system call
+        self._loop.call_soon(self.flush)

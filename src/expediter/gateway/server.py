@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         self._request: HttpRequest | None = None  # the one that is answered
         self._errand = Errand(self._served)
         self.on_writable: Callable[[bool], None] | None = None  # told whether it keeps up
-        self.write: Callable[[bytes], None]  # sends to the client, at the end of the turn
+        self.write: Callable[[bytes], None]  # sends to the client (`outbox.py`)
         self.peer = b""
 
     @property

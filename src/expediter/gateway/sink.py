@@ -155,11 +155,8 @@ class ClientSink:
         counts = _counts(tail)
         if counts is None:
             return None
-        cached, details, decision = (
-            counts.cached_tokens,
-            counts.prompt_tokens_details,
-            self.decision,
-        )
+        cached, details = counts.cached_tokens, counts.prompt_tokens_details
+        decision = self.decision
         has_transfer = decision is not None and decision.prefill_worker_id is not None
         return Usage(
             prompt_tokens=counts.prompt_tokens,

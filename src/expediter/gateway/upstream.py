@@ -59,19 +59,15 @@ class HttpWorker:
 
     async def send(self, request: ForwardedRequest, sink: ResponseSink) -> HttpExchange:
         """See WorkerClient. A stale pooled connection is replaced by a new one, once."""
-        head, idle = self._head(request), self._idle
-        while idle:
-            # The one used last is the least likely to have been closed by the worker.
-            connection = idle.pop()
-            if connection.transport.is_closing():
-                continue
+        head = self._head(request)
+        connection = self._take_idle()
+        if connection is not None:
             exchange = connection.start(request, head, sink)
             await exchange
             if exchange.has_started:
                 return exchange
             if not exchange.was_stale:
                 exchange.check()
-            break
         connection = await in_task(self._connect(), unwanted=self.release)
         if connection.transport.is_closing():
             raise WorkerLost("the worker closed a new connection at once")
@@ -122,6 +118,15 @@ class HttpWorker:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def _take_idle(self) -> "UpstreamConnection | None":
+        # The one used last is the least likely to have been closed by the worker.
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
 
     async def _connect(self) -> "UpstreamConnection":
         loop = asyncio.get_running_loop()
