@@ -92,3 +92,26 @@ def test_the_log_is_bounded_by_blocks_too() -> None:
     for start in range(5):
         add(log, prompt((start, 100)), at=95.0 + start)
     assert [each.arrived_at for each in log.recent(seconds=60)] == [97.0, 98.0, 99.0]
+
+
+@given(
+    lengths=st.lists(st.none() | st.integers(1, 2000), max_size=12),
+    capacity=st.integers(1, 6),
+    max_blocks=st.integers(0, 8),
+)
+def test_kept_are_the_last_ones_whose_blocks_are_not_too_many(
+    lengths: list[int | None], capacity: int, max_blocks: int
+) -> None:
+    """With a prompt or without; one that is too long by itself is not kept either."""
+    log = TrafficLog(clock=Clock(), capacity=capacity, max_blocks=max_blocks)
+    expected: list[tuple[float, int]] = []
+    for number, length in enumerate(lengths):
+        if length is None:
+            log.add(None, arrived_at=float(number), num_prompt_tokens=9, num_output_tokens=1)
+        else:
+            add(log, prompt((number, length)), at=float(number))
+        expected.append((float(number), (length or 0) // BLOCK_TOKENS))
+        while len(expected) > capacity or sum(blocks for _, blocks in expected) > max_blocks:
+            expected.pop(0)
+    found = [(each.arrived_at, len(each.keys)) for each in log.recent(seconds=1000)]
+    assert found == expected

@@ -4,11 +4,13 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from expediter.load import WorkerId
 from expediter.routing.cache_aware import CacheAware
 from expediter.routing.outstanding import OutstandingWork
-from expediter.routing.policy import LeastLoaded, Random, RoundRobin
+from expediter.routing.policy import LeastLoaded, Random, RoundRobin, Turns
 from expediter.routing.view import Choice, ClusterView, RoutedRequest, WorkerView
 
 REQUEST = RoutedRequest(request_id="r")
@@ -154,6 +156,20 @@ def test_outstanding_work_shrinks_at_the_first_token_and_returns_to_nothing() ->
     assert (work.tokens(worker), work.num_requests(worker)) == (50 + 128 * 2, 1)
     work.finish(two)
     assert (work.tokens(worker), work.num_requests(worker)) == (0.0, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ab", "bcd", "c", "abcde"]), st.integers(1, 9))))
+def test_rounds_give_the_turns_that_a_look_at_each_worker_would(
+    stretches: list[tuple[str, int]],
+) -> None:
+    """Pools that overlap, each asked for a number of times in a row."""
+    policy, turns = RoundRobin(), Turns()
+    views = {names: view(dict.fromkeys(names, 0.0)) for names, _ in stretches}
+    for names, num_requests in stretches:
+        for _ in range(num_requests):
+            expected = turns.waited_longest(views[names].workers).worker_id
+            turns.take(expected)
+            assert policy.choose(REQUEST, views[names]).worker_id == expected
 
 
 @pytest.mark.parametrize("policy", [LeastLoaded(), RoundRobin(), Random(rng=random.Random(0))])

@@ -6,10 +6,10 @@ all tokens up to there are equal. The ids are numbers of this trace alone; nothi
 can be told from them.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import count
+from struct import Struct
 
 import msgspec
 
@@ -17,7 +17,7 @@ from expediter.clock import Clock
 from expediter.routing.prompt import BlockKey, Prompt
 
 BLOCK_TOKENS = 512
-NUM_NUMBERS = 3  # of a request: when it came, tokens of its prompt, tokens of its answer
+_NUMBERS = Struct("3d")  # of a request: when it came, tokens of its prompt, tokens of its answer
 
 
 class TracedRequest(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +42,7 @@ class TrafficLog:
     """The last `capacity` requests that were answered; fewer if they have many blocks.
 
     With a capacity of 0 nothing is kept, for a fleet of whose traffic nobody asks.
-    They are kept as numbers in one array. As objects they would be the memory that every request
+    They are kept as numbers in one buffer. As objects they would be the memory that every request
     writes to anew, and most of it would have left the processor's caches since.
     """
 
@@ -52,10 +52,11 @@ class TrafficLog:
         self._clock = clock
         self._capacity = capacity
         self._max_blocks = max_blocks
-        self._num_blocks = 0
         self._num_added = 0
-        self._numbers = array("d", bytes(8 * NUM_NUMBERS * capacity))  # a ring
-        self._keys: deque[tuple[BlockKey, ...]] = deque()  # of those that are kept
+        self._oldest = 0  # what came before that is not kept
+        self._numbers = bytearray(_NUMBERS.size * capacity)  # a ring
+        self._keys: deque[tuple[int, tuple[BlockKey, ...]]] = deque()  # of those with a prompt
+        self._num_blocks = 0
 
     def add(
         self,
@@ -68,29 +69,23 @@ class TrafficLog:
         """A request was answered. Without a prompt it shares nothing with any other."""
         if not self._capacity:
             return
-        keys: tuple[BlockKey, ...] = ()
+        number = self._num_added
+        at = _NUMBERS.size * (number % self._capacity)
+        _NUMBERS.pack_into(self._numbers, at, arrived_at, num_prompt_tokens, num_output_tokens)
+        self._num_added = number + 1
         if prompt is not None:
-            keys = tuple(prompt.named_every(BLOCK_TOKENS))
-            self._num_blocks += len(keys)
-        at, numbers = NUM_NUMBERS * (self._num_added % self._capacity), self._numbers
-        numbers[at] = arrived_at
-        numbers[at + 1] = num_prompt_tokens
-        numbers[at + 2] = num_output_tokens
-        self._num_added += 1
-        kept = self._keys
-        kept.append(keys)
-        while len(kept) > self._capacity or self._num_blocks > self._max_blocks:
-            self._num_blocks -= len(kept.popleft())
+            self._keep(number, tuple(prompt.named_every(BLOCK_TOKENS)))
 
     def recent(self, *, seconds: float) -> list[TracedRequest]:
         """What came in the last so many seconds."""
-        since, numbers = self._clock() - seconds, self._numbers
+        since, keys = self._clock() - seconds, dict(self._keys)
         found = []
-        for number, keys in enumerate(self._keys, self._num_added - len(self._keys)):
-            at = NUM_NUMBERS * (number % self._capacity)
-            if numbers[at] >= since:
-                num_prompt, num_output = numbers[at + 1 : at + NUM_NUMBERS]
-                found.append(TracedRequest(numbers[at], int(num_prompt), int(num_output), keys))
+        for number in range(max(self._oldest, self._num_added - self._capacity), self._num_added):
+            at = _NUMBERS.size * (number % self._capacity)
+            arrived_at, num_prompt, num_output = _NUMBERS.unpack_from(self._numbers, at)
+            if arrived_at >= since:
+                names = keys.get(number, ())
+                found.append(TracedRequest(arrived_at, int(num_prompt), int(num_output), names))
         return found
 
     def rows(self, *, seconds: float) -> list[TraceRow]:
@@ -100,6 +95,17 @@ class TrafficLog:
     def jsonl(self, *, seconds: float) -> bytes:
         """The rows as a file of lines."""
         return jsonl(self.recent(seconds=seconds))
+
+    def _keep(self, number: int, keys: tuple[BlockKey, ...]) -> None:
+        """Keep the names of a request's blocks; those of the oldest go."""
+        kept = self._keys
+        kept.append((number, keys))
+        self._num_blocks += len(keys)
+        while kept and (
+            self._num_blocks > self._max_blocks or kept[0][0] <= number - self._capacity
+        ):
+            self._oldest = kept[0][0] + 1
+            self._num_blocks -= len(kept.popleft()[1])
 
 
 def jsonl(requests: Iterable[TracedRequest]) -> bytes:

@@ -7,9 +7,9 @@ chooses its model's name and its class, so both are bounded: a model that no wor
 `other`, and so is a class once there are many.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from struct import Struct
 
 import msgspec
 import numpy as np
@@ -59,15 +59,24 @@ class Labels(msgspec.Struct, frozen=True):
     slo_class: str
 
 
-ROW_NUMBERS = 7
+_ROW = Struct("8d")
 """When a request arrived, was sent on and was placed, its worker's first byte after that or
-UNKNOWN, its end, the number of tries, and the tokens of the answer or 0."""
+UNKNOWN, its end, the number of tries, the tokens of the answer or 0, and its status."""
 
 
 class Series:
     """What was observed of the requests of one model at one worker in one class."""
 
-    __slots__ = ("queueing", "routing", "rows", "statuses", "token", "total", "ttft")
+    __slots__ = (
+        "num_rows",
+        "queueing",
+        "routing",
+        "rows",
+        "statuses",
+        "token",
+        "total",
+        "ttft",
+    )
 
     def __init__(self) -> None:
         self.queueing = Histogram(ROUTING_SECONDS)
@@ -76,14 +85,17 @@ class Series:
         self.total = Histogram(SECONDS)
         self.token = Histogram(TOKEN_SECONDS)
         self.statuses: Counter[int] = Counter()
-        self.rows = array("d")  # that are not counted yet, one after the other
+        self.rows = bytearray(MAX_ROWS * _ROW.size)
+        self.num_rows = 0  # that are not counted yet
 
     def sort_in(self) -> None:
         """Count what is in the rows."""
-        if not self.rows:
+        if not self.num_rows:
             return
-        rows, self.rows = np.frombuffer(self.rows), array("d")
-        arrived, sent, placed, wait, ended, tries, num_tokens = rows.reshape(-1, ROW_NUMBERS).T
+        rows = np.frombuffer(self.rows, count=self.num_rows * 8).reshape(-1, 8)
+        self.num_rows = 0
+        arrived, sent, placed, wait, ended, tries, num_tokens, status = rows.T
+        self.statuses.update(status.astype(int).tolist())
         first = placed + wait
         is_answered = ~np.isnan(wait)
         self.queueing.add(sent - arrived)
@@ -116,19 +128,21 @@ class Observations:
             self.prefixes.add(story.routed.prompt, at=story.arrived_at)
         key = (story.routed.model, decision.worker_id, story.slo_class)
         series = self._by_name.get(key) or self._named(key)
-        series.statuses[story.status] += 1
-        series.rows.extend(
-            (
-                story.arrived_at,
-                story.sent_at,
-                decision.placed_at,
-                decision.ttft if decision.is_answered and decision.ttft is not None else UNKNOWN,
-                story.ended_at,
-                decision.num_tries,
-                decision.output_tokens or 0,
-            )
+        ttft = decision.ttft
+        _ROW.pack_into(
+            series.rows,
+            series.num_rows * _ROW.size,
+            story.arrived_at,
+            story.sent_at,
+            decision.placed_at,
+            UNKNOWN if ttft is None or not decision.is_answered else ttft,
+            story.ended_at,
+            decision.num_tries,
+            decision.output_tokens or 0,
+            story.status,
         )
-        if len(series.rows) >= MAX_ROWS * ROW_NUMBERS:
+        series.num_rows += 1
+        if series.num_rows == MAX_ROWS:
             series.sort_in()
 
     def series(self, worker_ids: Collection[str]) -> Iterator[tuple[Labels, Series]]:

@@ -55,7 +55,8 @@ class OutstandingWork:
         load = self._loads.get(worker_id)
         if load is None:
             load = self._loads[worker_id] = _Load()
-        self.views.pop(worker_id, None)
+        if self.views:  # else nobody asks for them
+            self.views.pop(worker_id, None)
         load.tokens += prefill_tokens + decode_tokens
         load.prefill_tokens += prefill_tokens
         load.num_requests += 1
@@ -73,7 +74,8 @@ class OutstandingWork:
     def finish(self, work: Work) -> None:
         """Take a request off, however it ended."""
         load = self._loads[work.worker_id]
-        self.views.pop(work.worker_id, None)
+        if self.views:
+            self.views.pop(work.worker_id, None)
         load.num_requests -= 1
         load.tokens -= work.prefill_tokens + work.decode_tokens
         load.prefill_tokens -= work.prefill_tokens

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from itertools import count, cycle
 from typing import Protocol
 
 from expediter.load import WorkerId
@@ -71,26 +71,34 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turns = Turns()
         self._workers: Sequence[WorkerView] = ()
-        self._round: Iterator[WorkerView] | None = None
+        # If the same list came again, they take turns without a look at all:
+        self._order: Sequence[WorkerId] = ()
+        self._round: Iterator[tuple[WorkerId, int]] | None = None
+        self._num_taken = 0  # turns of the round
 
     def choose(self, request: RoutedRequest, view: ClusterView) -> Choice:  # noqa: ARG002
         """The worker whose turn was longest ago."""
         workers = view.workers
         if workers is self._workers and self._round is not None:
-            worker_id = next(self._round).worker_id
+            worker_id, self._num_taken = next(self._round)
         else:
-            worker_id = self._look(workers).worker_id
-        self._turns.take(worker_id)
+            worker_id = self._look(workers)
         matched = view.matched.get(worker_id, 0)
         return Choice(worker_id=worker_id, matched_tokens=matched, reason="round-robin")
 
-    def _look(self, workers: Sequence[WorkerView]) -> WorkerView:
-        """The next one; if the same list comes again, they take turns without a look at all."""
+    def _look(self, workers: Sequence[WorkerView]) -> WorkerId:
+        """The next one, if there is no round of them, or another one."""
+        turns, order = self._turns, self._order
+        for number in range(max(0, self._num_taken - len(order)), self._num_taken):
+            turns.take(order[number % len(order)])
+        self._round, self._num_taken = None, 0
+        worker_id = turns.waited_longest(workers).worker_id
+        turns.take(worker_id)
         if workers is self._workers:
-            self._round = cycle(self._turns.in_order(workers))
-            return next(self._round)
-        self._workers, self._round = workers, None
-        return self._turns.waited_longest(workers)
+            self._order = [worker.worker_id for worker in turns.in_order(workers)]
+            self._round = zip(cycle(self._order), count(1), strict=False)
+        self._workers = workers
+        return worker_id
 
 
 class LeastLoaded:
