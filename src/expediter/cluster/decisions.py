@@ -122,7 +122,7 @@ class DecisionLog:
         self.recent: deque[Decision] = deque(maxlen=capacity)
         self._kept_since = float("-inf")
         self._num_kept = 0  # since
-        self.num_by_reason: Counter[str] = Counter()
+        self.num_by_reason: dict[str, int] = {}
         self.num_retries = 0
         self.num_retries_refused = 0  # for want of budget
         self.num_unplaced = 0
@@ -138,7 +138,8 @@ class DecisionLog:
         if self._num_kept < MAX_KEPT:
             self._num_kept += 1
             self.recent.append(decision)
-        self.num_by_reason[decision.reason] += 1
+        num_by_reason, reason = self.num_by_reason, decision.reason
+        num_by_reason[reason] = num_by_reason.get(reason, 0) + 1
         if decision.prefill_worker_id is not None:
             self.num_pairs += 1
         if decision.num_tries > 1:

@@ -52,7 +52,7 @@ class Pause:
 class Errand:
     """Runs coroutines, one at a time; `done` is told of each one's end, with what it raised."""
 
-    __slots__ = ("_done", "_send", "_throw", "_waits_for")
+    __slots__ = ("_coroutine", "_done", "_is_cancelled", "_waits_for")
 
     def __init__(self, done: Done) -> None:
         self._done = done
@@ -60,8 +60,8 @@ class Errand:
 
     def take(self, coroutine: Coroutine[Any, None, None]) -> None:
         """Run this next, as soon as it is told to `go`."""
-        self._send: Callable[[None], Any] = coroutine.send
-        self._throw = coroutine.throw
+        self._coroutine = coroutine
+        self._is_cancelled = False  # from its next step on
 
     def go(self) -> None:
         """Run up to the next wait."""
@@ -69,7 +69,11 @@ class Errand:
         outer, _in_errand = _in_errand, True
         try:
             try:
-                waits_for = self._send(None)
+                if self._is_cancelled:
+                    self._is_cancelled = False
+                    waits_for = self._coroutine.throw(asyncio.CancelledError())
+                else:
+                    waits_for = self._coroutine.send(None)
             finally:
                 _in_errand = outer
         except StopIteration:
@@ -91,20 +95,10 @@ class Errand:
         if isinstance(waits_for, Pause):
             waits_for.resume = None
             waits_for.abort()
-            self._cancel_next()
+            self._is_cancelled = True
             self.go()
         elif waits_for is None or not waits_for.cancel():
-            self._cancel_next()  # it is about to go on
-
-    def _cancel_next(self) -> None:
-        """When it goes on, it finds itself cancelled."""
-        send, throw = self._send, self._throw
-
-        def cancel(_: None) -> Any:
-            self._send = send
-            return throw(asyncio.CancelledError())
-
-        self._send = cancel
+            self._is_cancelled = True  # it is about to go on
 
     def _await(self, future: asyncio.Future[Any] | None) -> None:
         """Go on when the future is done, or after a turn of the loop if there is none."""

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from expediter.clock import Clock
@@ -70,8 +71,7 @@ class RequestHandler:
         self._prompts = prompts
         self._observations = observations
         self._clock = clock
-        self._id_prefix = uuid.uuid4().hex[:20].encode()
-        self._num_named = 0
+        self._new_ids = _new_ids()
 
     def log_to(self, log: AccessLog | None) -> None:
         """Tell this log of every request from now on; None tells nobody."""
@@ -117,7 +117,7 @@ class RequestHandler:
         try:
             if self.tenancy is not None:
                 lease = self.tenancy.admit(request)
-                story.tenant_id = lease.tenant_id
+                story.tenant_id = story.slo_class = lease.tenant_id
             facts = self._facts(request)
             prompt = None
             if isinstance(facts, Fields):
@@ -198,7 +198,8 @@ class RequestHandler:
         """The facts that placement uses; a request without a body has none."""
         request, request_id = story.request, story.request_id.decode("latin-1")
         given = request.first_values.get(SLO_CLASS)
-        story.slo_class = given[:MAX_CLASS_BYTES].decode("latin-1") if given else story.tenant_id
+        if given:
+            story.slo_class = given[:MAX_CLASS_BYTES].decode("latin-1")
         if facts is None:
             return RoutedRequest(request_id=request_id)
         return RoutedRequest(
@@ -215,8 +216,17 @@ class RequestHandler:
         given = request.first_values.get(b"x-request-id")
         if given and len(given) <= MAX_REQUEST_ID_BYTES:
             return given
-        self._num_named += 1
-        return b"%b%012x" % (self._id_prefix, self._num_named)
+        return next(self._new_ids)
+
+
+def _new_ids() -> Iterator[bytes]:
+    """Names of 32 hexadecimal digits that nobody else gives; the last three are made once."""
+    ends = [b"%03x" % number for number in range(16**3)]
+    start = uuid.uuid4().hex[:20].encode()
+    for number in count():
+        middle = b"%b%09x" % (start, number)
+        for end in ends:
+            yield middle + end
 
 
 def _write(reply: Reply, request: HttpRequest, connection: ClientConnection) -> None:

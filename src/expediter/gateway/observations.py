@@ -37,17 +37,23 @@ Key = tuple[str | None, str, str | None]
 class Histogram:
     """Counts by upper bound; the last count is of what lies above all bounds."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_counts", "_edges", "bounds", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self._edges = np.array(bounds)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+
+    @property
+    def counts(self) -> list[int]:
+        """One for each bound, and one more."""
+        return self._counts.tolist()
 
     def add(self, values: Values) -> None:
         """Count observations."""
-        new = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
-        self.counts = [count + more for count, more in zip(self.counts, new.tolist(), strict=True)]
+        places = self._edges.searchsorted(values)
+        self._counts += np.bincount(places, minlength=len(self._counts))
         self.total += float(values.sum())
 
 

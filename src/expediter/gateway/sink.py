@@ -104,8 +104,12 @@ class ClientSink:
             self._ends_by_close = not is_http11
             if not is_http11:
                 request.keeps_alive = False
-        named = () if seen.names_request else (b"x-request-id: ", self._request_id, b"\r\n")
-        self._head = b"".join((seen.lines, *named, self._own_lines(), b"\r\n"))
+        name, request_id = b"x-request-id: ", self._request_id
+        lines, own = seen.lines, self._own_lines()
+        if seen.names_request:
+            self._head = b"".join((lines, own, b"\r\n"))
+        else:
+            self._head = b"".join((lines, name, request_id, b"\r\n", own, b"\r\n"))
         return is_http11
 
     def write(self, data: bytes) -> None:
@@ -217,9 +221,6 @@ def _transfer(tail: bytes) -> TransferReport | None:
 
 def _counts(tail: bytes) -> _Counts | None:
     """What an answer's last bytes say of tokens; a whole answer is read, others are searched."""
-    prompt = tail.find(b'"prompt_tokens"')
-    if prompt < 0:
-        return None
     if tail.startswith(b"{"):
         try:
             usage = _answers.decode(tail).usage
@@ -227,6 +228,9 @@ def _counts(tail: bytes) -> _Counts | None:
             usage = None
         if usage is not None:
             return usage
+    prompt = tail.find(b'"prompt_tokens"')
+    if prompt < 0:
+        return None
     start = max(0, tail.rfind(b'"usage"', 0, prompt))  # the rest is mostly what was written
     found = {name: int(number) for name, number in _USAGE.findall(tail, start)}
     if b"prompt" not in found:

@@ -59,10 +59,9 @@ class HttpWorker:
 
     async def send(self, request: ForwardedRequest, sink: ResponseSink) -> HttpExchange:
         """See WorkerClient. A stale pooled connection is replaced by a new one, once."""
-        head = self._head(request)
         connection = self._take_idle()
         if connection is not None:
-            exchange = connection.start(request, head, sink)
+            exchange = connection.start(request, sink)
             await exchange
             if exchange.has_started:
                 return exchange
@@ -71,7 +70,7 @@ class HttpWorker:
         connection = await in_task(self._connect(), unwanted=self.release)
         if connection.transport.is_closing():
             raise WorkerLost("the worker closed a new connection at once")
-        exchange = connection.start(request, head, sink)
+        exchange = connection.start(request, sink)
         await exchange
         if not exchange.has_started:
             exchange.check()
@@ -145,12 +144,18 @@ class HttpWorker:
         self._all.add(connection)
         return connection
 
-    def _head(self, request: ForwardedRequest) -> bytes:
+    def write(self, transport: asyncio.Transport, request: ForwardedRequest) -> None:
+        """Send a request on one of the connections."""
         method, body = request.method, request.body
         has_length = body or method not in _BODILESS_METHODS
         end = b"content-length: %d\r\n\r\n" % len(body) if has_length else b"\r\n"
-        target = (method, b" ", self._base_path, request.target, self._after_target)
-        return b"".join((*target, request.lines, end))
+        path, rest, lines = self._base_path, self._after_target, request.lines
+        if len(body) <= COPIED_BYTES:
+            pieces = (method, b" ", path, request.target, rest, lines, end, body)
+            self.outbox.write(transport, b"".join(pieces))
+        else:
+            head = b"".join((method, b" ", path, request.target, rest, lines, end))
+            transport.writelines((head, body))
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -163,16 +168,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._clock = asyncio.get_running_loop().time
         self.exchange: HttpExchange | None = None
 
-    def start(self, request: ForwardedRequest, head: bytes, sink: ResponseSink) -> HttpExchange:
+    def start(self, request: ForwardedRequest, sink: ResponseSink) -> HttpExchange:
         """Send a request; the answer goes to the sink."""
-        transport, body = self.transport, request.body
-        self.exchange = exchange = HttpExchange(
-            transport, sink, clock=self._clock, is_head_request=request.method == b"HEAD"
-        )
-        if len(body) <= COPIED_BYTES:
-            self._worker.outbox.write(transport, head + body)
-        else:
-            transport.writelines((head, body))
+        transport = self.transport
+        exchange = HttpExchange(transport, sink, self._clock, request.method == b"HEAD")
+        self.exchange = exchange
+        self._worker.write(transport, request)
         return exchange
 
     def abort(self) -> None:
