@@ -7,7 +7,6 @@ goes on twice, at the first byte and at the end; once, if the answer comes in on
 
 import asyncio
 
-from expediter.clock import Clock
 from expediter.cluster.client import BodyKind, ResponseHead, ResponseSink
 from expediter.cluster.errand import Pause
 from expediter.errors import ClusterError, WorkerDeclined, WorkerLost
@@ -26,7 +25,6 @@ class HttpExchange(Pause):
     __slots__ = (
         "_body",
         "_buffer",
-        "_clock",
         "_error",
         "_head",
         "_is_head_request",
@@ -38,8 +36,9 @@ class HttpExchange(Pause):
         "is_complete",
         "is_over",
         "is_paused",
+        "is_quiet",
         "keeps_connection",
-        "last_activity",
+        "quiet_since",
         "status",
     )
 
@@ -47,12 +46,10 @@ class HttpExchange(Pause):
         self,
         transport: asyncio.Transport,
         sink: ResponseSink,
-        clock: Clock,
         is_head_request: bool,
     ) -> None:
         """By position: Python calls that twice as fast here."""
         self.resume = None
-        self._clock = clock
         self._transport = transport
         self._sink = sink
         self._is_head_request = is_head_request
@@ -60,7 +57,7 @@ class HttpExchange(Pause):
         self._head: ResponseHead | None = None
         self._body: Body | None = None
         self._error: ClusterError | None = None
-        self.last_activity = clock()
+        self.is_quiet, self.quiet_since = False, 0.0  # see `silence.py`
         self.status = 0  # the answer's, once the first byte has come
         self.has_received = False
         self.has_started = False
@@ -100,17 +97,21 @@ class HttpExchange(Pause):
 
     def feed(self, data: bytes) -> None:
         """Some bytes from the worker."""
-        self.has_received = True
+        self.is_quiet = False
+        body = self._body
         try:
-            if self._body is None:
+            if body is None:
+                self.has_received = True
                 self._feed_head(data)
             else:
-                self._pass_on(data)
+                data = body.feed(data)
+                if data:
+                    self._sink.write(data)
+                if body.is_complete:
+                    self._finish()
         except (BadHead, BadFraming) as error:
             self.fail(WorkerLost(f"the worker's answer is not valid HTTP: {error}"))
             self.abort()
-        if not self.is_over:
-            self.last_activity = self._clock()
 
     def feed_eof(self) -> None:
         """The connection is gone, which ends the answer one way or another."""
@@ -146,8 +147,7 @@ class HttpExchange(Pause):
     def resume_reading(self) -> None:
         """Let the worker go on."""
         if self.is_paused:
-            self.is_paused = False
-            self.last_activity = self._clock()
+            self.is_paused = self.is_quiet = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -172,7 +172,7 @@ class HttpExchange(Pause):
             sink.end()
         elif data or head.body is BodyKind.NONE:
             self._start()
-            self._pass_on(data)
+            self.feed(data)
 
     def _feed_refusal(self, data: bytes, length: int) -> None:
         """Collect a short 503's body, which says whether another worker may have the request."""
@@ -185,7 +185,7 @@ class HttpExchange(Pause):
             self.abort()
         else:
             self._start()
-            self._pass_on(body)
+            self.feed(body)
 
     def _read_head(self, data: bytes) -> bytes:
         """Parse the head if it is there; returns what follows it."""
@@ -219,16 +219,10 @@ class HttpExchange(Pause):
             self._body = LengthBody(head.length)
         self.has_started = self.has_news = True
 
-    def _pass_on(self, data: bytes) -> None:
+    def _finish(self) -> None:
         body = self._body
         assert body is not None
-        data = body.feed(data)
-        if data:
-            self._sink.write(data)
-        if body.is_complete:
-            self.keeps_connection &= not body.has_excess
-            self._finish()
-
-    def _finish(self) -> None:
+        if body.has_excess:
+            self.keeps_connection = False
         self.is_over = self.is_complete = True
         self._sink.end()

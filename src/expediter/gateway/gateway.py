@@ -264,7 +264,10 @@ class Gateway:
         ).run()
 
     async def _sweep(self) -> None:
-        """Enforce every time-out, in steps that are fine enough for the shortest."""
+        """Enforce every time-out, in steps that are fine enough for the shortest.
+
+        Silence begins with the first step that finds nothing new, so it may last two steps longer.
+        """
         loop = asyncio.get_running_loop()
         while True:
             config = self.config

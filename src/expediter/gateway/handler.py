@@ -120,7 +120,7 @@ class RequestHandler:
                 story.tenant_id = story.slo_class = lease.tenant_id
             facts = self._facts(request)
             prompt = None
-            if isinstance(facts, Fields):
+            if type(facts) is Fields:  # to look for a base class, too, would take longer
                 lora_name = self._dispatcher.adapter(facts.model)
                 prompt = await self._prompts.read(request.path, facts, lora_name=lora_name)
             story.routed = self._routed(story, facts, prompt)

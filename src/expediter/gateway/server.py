@@ -23,6 +23,7 @@ from expediter.gateway.outbox import Outbox
 from expediter.gateway.replies import error_reply, render_reply
 from expediter.gateway.request import BadRequest, HttpRequest, KnownHeads
 from expediter.gateway.request_reader import RequestReader
+from expediter.gateway.silence import silence
 from expediter.gateway.upstream import set_no_delay
 
 logger = logging.getLogger(__name__)
@@ -122,8 +123,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_refused = False
         self._refused_at: float | None = None
         self._owes_continue = False
-        self._clock = self._loop.time
-        self._last_read = self._head_began = self._clock()
+        self.is_quiet, self.quiet_since = False, 0.0  # see `silence.py`
+        self._head_since = 0.0  # when a sweep first saw a head that is not complete
         self._stalled_since = 0.0
         self.is_writable = True  # whether the client keeps up with what is written
         self._request: HttpRequest | None = None  # the one that is answered
@@ -164,11 +165,9 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and serve what is complete."""
-        self._last_read = self._clock()
+        self.is_quiet = False
         if self._is_refused:
             return
-        if not self._reader.in_head:
-            self._head_began = self._last_read
         try:
             self._reader.feed(data)
         except BadRequest as error:
@@ -183,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is written to."""
-        self._stalled_since = self._clock()
+        self._stalled_since = self._loop.time()
         self.is_writable = False
         if self.on_writable is not None:
             self.on_writable(False)
@@ -202,12 +201,14 @@ class ClientConnection(asyncio.Protocol):
     def request_received(self, request: HttpRequest) -> None:
         """Queue it behind those before it."""
         self._owes_continue = False
+        self._head_since = 0.0
         self._pending.append(request)
 
     def check_silence(self, now: float) -> None:
         """Give the client up if it has kept still for longer than its state allows."""
-        config = self._server.config
-        silence = now - self._last_read
+        config, seconds = self._server.config, silence(self, now)
+        if self._reader.in_head and not self._head_since:
+            self._head_since = now
         if not self.is_writable:
             if now - self._stalled_since > config.idle_seconds:
                 self.abort()
@@ -216,11 +217,11 @@ class ClientConnection(asyncio.Protocol):
         elif self._refused_at is not None:
             if now - self._refused_at > LINGER_SECONDS:
                 self._outbox.close(self.transport)
-        elif self._reader.in_head and now - self._head_began > config.header_seconds:
+        elif self._reader.in_head and now - self._head_since > config.header_seconds:
             self._refuse(BadRequest(408, "the request's head took too long"))
-        elif self._reader.in_body and silence > config.idle_seconds:
+        elif self._reader.in_body and seconds > config.idle_seconds:
             self._refuse(BadRequest(408, "the request's body stopped coming"))
-        elif silence > config.keep_alive_seconds:
+        elif seconds > config.keep_alive_seconds:
             self._outbox.close(self.transport)
 
     def close_if_idle(self) -> None:
@@ -270,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         self._outbox.flush()
         if not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
-        self._refused_at = self._clock()
+        self._refused_at = self._loop.time()
 
     def _served(self, error: BaseException | None) -> None:
         request = self._request
@@ -280,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
         self._request = self.on_writable = None
         request.body = b""  # the reader has the request until the next one comes
-        self._last_read = self._clock()
+        self.is_quiet = False
         if not request.keeps_alive or self._server.is_stopping:
             self._outbox.close(self.transport)
             if self._is_lost:

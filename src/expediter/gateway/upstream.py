@@ -14,6 +14,7 @@ from expediter.config import GatewayConfig, WorkerEndpoint
 from expediter.errors import WorkerLost, WorkerRefused, WorkerSilent, WorkerUnavailable
 from expediter.gateway.exchange import HttpExchange
 from expediter.gateway.outbox import Outbox
+from expediter.gateway.silence import silence
 
 MAX_IDLE_CONNECTIONS = 1024
 # Descriptors, ports or memory have run out here, which says nothing against the worker:
@@ -96,7 +97,7 @@ class HttpWorker:
                 continue
             config = self.config
             limit = config.idle_seconds if exchange.has_started else config.first_byte_seconds
-            if now - exchange.last_activity > limit:
+            if silence(exchange, now) > limit:
                 exchange.fail(WorkerSilent(f"the worker has been silent for {limit:g} s"))
                 exchange.abort()
 
@@ -165,13 +166,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, worker: HttpWorker) -> None:
         self._worker = worker
-        self._clock = asyncio.get_running_loop().time
         self.exchange: HttpExchange | None = None
 
     def start(self, request: ForwardedRequest, sink: ResponseSink) -> HttpExchange:
         """Send a request; the answer goes to the sink."""
         transport = self.transport
-        exchange = HttpExchange(transport, sink, self._clock, request.method == b"HEAD")
+        exchange = HttpExchange(transport, sink, request.method == b"HEAD")
         self.exchange = exchange
         self._worker.write(transport, request)
         return exchange
