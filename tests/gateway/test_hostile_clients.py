@@ -123,16 +123,16 @@ async def test_heads_that_take_a_while_each_have_their_own_time() -> None:
     """One after the other on one connection, longer than is allowed for one."""
     half = len(HEAD) // 2
     async with FakeWorker(always(JSON_OK)) as worker:
-        async with gateway_before(worker, header_seconds=1.0) as gateway:
-            async with client_of(gateway) as client:
-                for _ in range(4):
-                    client.send(HEAD[:half])
-                    await asyncio.sleep(0.3)
-                    client.send(HEAD[half:] + b"Content-Length: 0\r\n\r\n" + HEAD[:3])
-                    assert (await client.answer()).status == 200
-                    await asyncio.sleep(0.1)
-                    client.send(HEAD[3:] + b"Content-Length: 0\r\n\r\n")
-                    assert (await client.answer()).status == 200
+        gateway = gateway_before(worker, header_seconds=1.0)
+        async with gateway as running, client_of(running) as client:
+            for _ in range(4):
+                client.send(HEAD[:half])
+                await asyncio.sleep(0.3)
+                client.send(HEAD[half:] + b"Content-Length: 0\r\n\r\n" + HEAD[:3])
+                assert (await client.answer()).status == 200
+                await asyncio.sleep(0.1)
+                client.send(HEAD[3:] + b"Content-Length: 0\r\n\r\n")
+                assert (await client.answer()).status == 200
 
 
 async def test_a_connection_without_requests_is_closed_after_a_while() -> None:

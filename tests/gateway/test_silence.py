@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from expediter.gateway.silence import silence
 
-
 LONGEST_STEP = 10.0
 
 
