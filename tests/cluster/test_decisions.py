@@ -32,3 +32,14 @@ def test_of_a_busy_time_a_sample_is_kept_and_all_are_counted() -> None:
     assert [kept.request_id for kept in log.recent] == 3 * [str(n) for n in range(MAX_KEPT)]
     assert log.num_by_reason["longest-match"] == log.workers[WorkerId("a")].num_requests
     assert log.num_by_reason["longest-match"] == 6 * MAX_KEPT
+
+
+def test_those_that_fail_are_kept_however_busy_it_is() -> None:
+    log = DecisionLog()
+    made = [decision(number, at=0.0) for number in range(2 * MAX_KEPT)]
+    for each in made:
+        log.add(each)
+    log.failed(made[0], "worker_lost")
+    log.failed(made[-1], "worker_lost")
+    kept = [each.request_id for each in log.recent]
+    assert kept == [*map(str, range(MAX_KEPT)), str(2 * MAX_KEPT - 1)]

@@ -104,12 +104,11 @@ class ClientSink:
             self._ends_by_close = not is_http11
             if not is_http11:
                 request.keeps_alive = False
-        name, request_id = b"x-request-id: ", self._request_id
-        lines, own = seen.lines, self._own_lines()
+        lines, own, named = seen.lines, self._own_lines(), self._request_id
         if seen.names_request:
             self._head = b"".join((lines, own, b"\r\n"))
         else:
-            self._head = b"".join((lines, name, request_id, b"\r\n", own, b"\r\n"))
+            self._head = b"".join((lines, b"x-request-id: ", named, b"\r\n", own, b"\r\n"))
         return is_http11
 
     def write(self, data: bytes) -> None:
