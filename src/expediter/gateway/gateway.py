@@ -266,7 +266,7 @@ class Gateway:
     async def _sweep(self) -> None:
         """Enforce every time-out, in steps that are fine enough for the shortest.
 
-        Silence begins with the first step that finds nothing new, so it may last two steps longer.
+        Silence begins with a step, the first after the last sign of life, and ends with one.
         """
         loop = asyncio.get_running_loop()
         while True:

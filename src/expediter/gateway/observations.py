@@ -98,7 +98,7 @@ class Series:
         """Count what is in the rows."""
         if not self.num_rows:
             return
-        rows = np.frombuffer(self.rows, count=self.num_rows * 8).reshape(-1, 8)
+        rows = np.frombuffer(self.rows).reshape(MAX_ROWS, -1)[: self.num_rows]
         self.num_rows = 0
         arrived, sent, placed, wait, ended, tries, num_tokens, status = rows.T
         self.statuses.update(status.astype(int).tolist())

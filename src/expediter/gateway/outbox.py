@@ -43,9 +43,7 @@ class Outbox:
             return
         if not transport.is_closing():
             transport.write(data)
-        self._num_counted += 1
-        if self._num_counted >= NUM_COUNTED:
-            self._judge()
+        self._count(1)
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close a connection behind what was written to it."""
@@ -58,16 +56,15 @@ class Outbox:
         for transport, data in waiting:
             if not transport.is_closing():
                 transport.write(data)
-        self._num_counted += len(waiting)
-        if self._num_counted >= NUM_COUNTED:
-            self._judge()
+        self._count(len(waiting))
 
-    def _judge(self) -> None:
-        """See whether there is much to do."""
-        now = self._clock()
-        seconds = now - self._counted_at
-        self.is_busy = seconds * NUM_COUNTED < BUSY_SECONDS * self._num_counted
-        self._num_counted, self._counted_at = 0, now
+    def _count(self, num_pieces: int) -> None:
+        num_counted = self._num_counted = self._num_counted + num_pieces
+        if num_counted >= NUM_COUNTED:
+            now = self._clock()
+            seconds = now - self._counted_at
+            self.is_busy = seconds * NUM_COUNTED < BUSY_SECONDS * num_counted
+            self._num_counted, self._counted_at = 0, now
 
     def _flush_at_end(self) -> None:
         if self._loop is None:

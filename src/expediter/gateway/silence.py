@@ -1,8 +1,7 @@
 """How long nothing has happened on a connection, as sweeps see it.
 
 To ask for the time at every piece would cost more than a time-out is worth. So whatever happens
-only says that it does, and a sweep that finds nothing new takes silence to have begun with the one
-before it.
+only says that it does, and silence begins with the first sweep after the last that happened.
 """
 
 from typing import Protocol

@@ -151,12 +151,13 @@ class HttpWorker:
         has_length = body or method not in _BODILESS_METHODS
         end = b"content-length: %d\r\n\r\n" % len(body) if has_length else b"\r\n"
         path, rest, lines = self._base_path, self._after_target, request.lines
-        if len(body) <= COPIED_BYTES:
-            pieces = (method, b" ", path, request.target, rest, lines, end, body)
-            self.outbox.write(transport, b"".join(pieces))
+        is_copied = len(body) <= COPIED_BYTES
+        copied = body if is_copied else b""
+        piece = b"".join((method, b" ", path, request.target, rest, lines, end, copied))
+        if is_copied:
+            self.outbox.write(transport, piece)
         else:
-            head = b"".join((method, b" ", path, request.target, rest, lines, end))
-            transport.writelines((head, body))
+            transport.writelines((piece, body))
 
 
 class UpstreamConnection(asyncio.Protocol):
